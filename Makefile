@@ -1,0 +1,40 @@
+# Verbs of the house. Each one sets up what it needs; nothing has to be activated.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup run test check schema bench clean
+
+setup: $(STAMP)
+
+# The stamp is newer than both files exactly when nothing has to be installed.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Esper needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $(STAMP)
+
+run: setup  ## The trainer is not there yet: show the job that it will run by default.
+	@echo "Esper's trainer has not landed yet; this is the default job it will train:"
+	@$(BIN)/esper-train config show
+
+test: setup  ## Every test.
+	$(BIN)/python -m pytest
+
+check: setup  ## Style, types and the rules of the house.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/meta tests/test_import_isolation.py
+
+schema: setup  ## Write the committed event schema again.
+	$(BIN)/esper-telemetry schema > telemetry/schema/events.schema.json
+
+bench: setup  ## Figures with targets, as ratios.
+	$(BIN)/python -m tools.bench
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

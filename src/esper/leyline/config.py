@@ -1,0 +1,216 @@
+"""Configuration: what determines a run's result, and how one execution of it is run."""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from esper.leyline.rewards import LossRewardConfig, RewardConfig, RewardFamily, RewardMode
+from esper.leyline.slots import DEFAULT_SLOT_IDS
+from esper.leyline.stages import LifecycleRules
+from esper.leyline.tasks import BatchMode
+
+__all__ = [
+    "DEFAULT_SERVER_ADDRESS",
+    "AmpDtype",
+    "CompileMode",
+    "DataSource",
+    "FsyncPolicy",
+    "GovernorConfig",
+    "Job",
+    "ProfilerConfig",
+    "RunOptions",
+    "TelemetryConfig",
+    "TrainingConfig",
+]
+
+DEFAULT_SERVER_ADDRESS: Final = "127.0.0.1:8765"
+
+
+class DataSource(StrEnum):
+    """Where data may come from."""
+
+    AUTO = "auto"
+    REAL = "real"
+    SYNTHETIC = "synthetic"
+
+
+class AmpDtype(StrEnum):
+    """Precision of the hosts under autocast."""
+
+    AUTO = "auto"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    OFF = "off"
+
+
+class CompileMode(StrEnum):
+    """How the policy network is compiled; `auto` is off on the CPU."""
+
+    AUTO = "auto"
+    OFF = "off"
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
+
+
+class FsyncPolicy(StrEnum):
+    """When the log is forced to the disk."""
+
+    ROUND = "round"
+    INTERVAL = "interval"
+    NEVER = "never"
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class GovernorConfig(_Config, frozen=True, kw_only=True):
+    """When a host counts as lost, and what that costs."""
+
+    sensitivity: float = 6.0
+    """Standard deviations above the mean loss."""
+    loss_multiplier: float = 3.0
+    absolute_threshold: float = 12.0
+    history_window: int = 20
+    min_samples: int = 10
+    panics_to_rollback: int = 3
+    death_penalty: float = 10.0
+    lobotomy_prior: float = 0.6
+    """Mean loss must have been below this share of a guess's loss."""
+    lobotomy_tolerance: float = 0.065
+    snapshot_every: int = 5
+
+
+class TelemetryConfig(_Config, frozen=True, kw_only=True):
+    """What is emitted."""
+
+    level: str = "normal"
+    auto_escalate: bool = True
+    escalation_steps: int = 5
+    lifecycle_only: bool = False
+    """Of the per-step events, only those of seeds."""
+    gradient_stride: int = 10
+    """Batches between two gradient measurements; gates and features depend on it."""
+
+
+class ProfilerConfig(_Config, frozen=True, kw_only=True):
+    """What is profiled."""
+
+    phases: bool = True
+    torch: bool = False
+    torch_dir: str = "./profiler_traces"
+    torch_wait: int = 1
+    torch_warmup: int = 1
+    torch_active: int = 3
+    torch_repeat: int = 1
+    torch_record_shapes: bool = False
+    torch_profile_memory: bool = False
+    torch_with_stack: bool = False
+    torch_summary: bool = False
+
+
+class TrainingConfig(_Config, frozen=True, kw_only=True):
+    """Everything that the result of a run depends on: equal configs give equal bits."""
+
+    # What
+    task: str = "digits"
+    preset: str | None = None
+    n_episodes: int = 100
+    """Rounds (the name is the public entry point's)."""
+    n_envs: int = 4
+    max_epochs: int = 150
+    """Steps per episode (the name is the public entry point's)."""
+    slots: tuple[str, ...] = DEFAULT_SLOT_IDS
+    max_seeds: int | None = None
+    """Seeds alive or fossilized at once in one env; None is unlimited."""
+    seed: int = 42
+    group_id: str = "default"
+    # Data
+    data: DataSource = DataSource.AUTO
+    batch_size_per_env: int | None = None
+    """None takes the task's."""
+    batch_mode: BatchMode | None = None
+    """None takes the task's."""
+    gpu_preload: bool = False
+    gpu_preload_augment: bool = False
+    # Devices and precision
+    device: str = "auto"
+    """The policy's device; `auto` takes CUDA where there is one."""
+    devices: tuple[str, ...] | None = None
+    """The envs' devices in turn; None puts them with the policy."""
+    amp: bool = False
+    amp_dtype: AmpDtype = AmpDtype.AUTO
+    compile_mode: CompileMode = CompileMode.AUTO
+    # Hosts and seeds
+    host_lr: float | None = None
+    """None takes the task's, as does seed_lr."""
+    seed_lr: float | None = None
+    max_grad_norm: float | None = 1.0
+    """Clip of host and seeds, each by itself; None disables it."""
+    lifecycle: LifecycleRules = LifecycleRules()
+    governor: GovernorConfig = GovernorConfig()
+    # Policy
+    lstm_hidden_dim: int = 512
+    feature_dim: int = 512
+    # Update
+    lr: float = 3e-4
+    clip_ratio: float = 0.2
+    gamma: float = 0.995
+    gae_lambda: float = 0.98
+    recurrent_n_epochs: int = 4
+    target_kl: float | None = 0.015
+    policy_max_grad_norm: float = 5.0
+    weight_decay: float = 0.0
+    value_coef: float = 0.5
+    value_coef_start: float | None = None
+    """None starts the warm-up at a tenth of value_coef."""
+    value_warmup_batches: int = 10
+    entropy_coef: float = 0.05
+    entropy_coef_start: float | None = None
+    entropy_coef_end: float | None = None
+    entropy_coef_min: float = 0.01
+    entropy_anneal_episodes: int = 0
+    entropy_coef_per_head: dict[str, float] = {}
+    """Replaces the entropy weight of single heads."""
+    total_train_steps: int | None = None
+    """Horizon of the floor-penalty schedule in updates; None takes the number of rounds."""
+    # Reward
+    reward_family: RewardFamily = RewardFamily.CONTRIBUTION
+    reward_mode: RewardMode = RewardMode.SHAPED
+    reward: RewardConfig = RewardConfig()
+    loss_reward: LossRewardConfig = LossRewardConfig()
+    plateau_threshold: float = 0.5
+    improvement_threshold: float = 2.0
+    # Observation of the run
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+
+class RunOptions(_Config, frozen=True, kw_only=True):
+    """How one execution of a run is done; none of it changes the result."""
+
+    lanes: int | None = None
+    """Worker threads; None takes one per env, at most one per core."""
+    lane_deadline_s: float = 60.0
+    telemetry_dir: str = "./runs"
+    fsync: FsyncPolicy = FsyncPolicy.ROUND
+    fsync_interval_ms: int = 100
+    data_dir: str | None = None
+    checkpoint_every: int = 1
+    """Rounds between two checkpoints."""
+    save_path: str | None = None
+    resume_path: str | None = None
+    """A checkpoint, or `latest`."""
+    serve: str | None = None
+    """HOST:PORT of the live server; None serves nobody."""
+    serve_token: str | None = None
+    quiet: bool = False
+    profiler: ProfilerConfig = ProfilerConfig()
+
+
+class Job(_Config, frozen=True, kw_only=True):
+    """A run: what, and how."""
+
+    training: TrainingConfig = TrainingConfig()
+    run: RunOptions = RunOptions()

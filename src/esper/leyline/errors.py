@@ -1,0 +1,183 @@
+"""The error tree: every failure Esper raises on purpose, and the exit code it ends a command with.
+
+EsperError                       70  a bug of ours unless a subclass says otherwise
+├── UsageError                    2  what was typed, configured or supplied cannot be used
+│   ├── ConfigError                  a configuration value
+│   │   ├── UnknownKeyError          a key that does not exist, with the nearest one that does
+│   │   └── InvalidValueError        a key whose value breaks its constraint
+│   ├── SlotIdError                  a slot id off the grammar
+│   ├── UnknownNameError             a task, preset, blueprint or mode that does not exist
+│   └── UnreadableFileError          a file that is missing, damaged or not ours
+├── ContractError                70  a value that breaks a contract between our own parts
+│   ├── UnknownStageError            a stage number that is retired or never existed
+│   ├── IllegalTransitionError       a lifecycle edge that does not exist
+│   └── EventDecodeError             a line that is not an event of this schema
+├── RunFailedError                1  the run could not be carried to its end
+├── TelemetryLostError            3  the durable log could not be written
+└── InterruptedRunError         130  the run was told to stop
+"""
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import ClassVar
+
+__all__ = [
+    "ConfigError",
+    "ContractError",
+    "EsperError",
+    "EventDecodeError",
+    "ExitCode",
+    "IllegalTransitionError",
+    "InterruptedRunError",
+    "InvalidValueError",
+    "RunFailedError",
+    "SlotIdError",
+    "TelemetryLostError",
+    "UnknownKeyError",
+    "UnknownNameError",
+    "UnknownStageError",
+    "UnreadableFileError",
+    "UsageError",
+    "nearest_name",
+]
+
+MAX_SHOWN_CHARS = 80
+
+
+class ExitCode(IntEnum):
+    """What a command tells its caller."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    TELEMETRY_INCOMPLETE = 3
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+class EsperError(Exception):
+    """Raised on purpose; its text is one sentence for the person at the terminal."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+
+class UsageError(EsperError):
+    """Raised when what was typed, configured or supplied cannot be used."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigError(UsageError):
+    """Raised when a configuration cannot be used; names where it came from."""
+
+
+class UnknownKeyError(ConfigError):
+    """Raised for a configuration key that does not exist."""
+
+    def __init__(self, key: str, nearest: str | None, source: str) -> None:
+        way_on = f"did you mean {nearest!r}?" if nearest else "'esper-train config show' lists all"
+        super().__init__(f"{source}: unknown key {shown(key)}; {way_on}")
+        self.key = key
+
+
+class InvalidValueError(ConfigError):
+    """Raised for a configuration value that breaks its constraint."""
+
+    def __init__(self, key: str, value: object, constraint: str, source: str = "config") -> None:
+        super().__init__(f"{source}: {key} = {shown(value)}: {constraint}")
+        self.key = key
+
+
+class SlotIdError(UsageError):
+    """Raised for a slot id off the grammar `r<row>c<column>`."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(
+            f"slot id {shown(value)}: expected r<row>c<column> without leading zeros, such as r0c1"
+        )
+
+
+class UnknownNameError(UsageError):
+    """Raised for a name that is not in the table it was looked up in."""
+
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+        names = sorted(known)
+        nearest = nearest_name(str(name), names)
+        hint = f"did you mean {nearest!r}? " if nearest else ""
+        super().__init__(f"unknown {kind} {shown(name)}; {hint}known: {', '.join(names)}")
+
+
+class UnreadableFileError(UsageError):
+    """Raised for a file that is missing, damaged or not of the expected kind."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+
+
+class ContractError(EsperError):
+    """Raised when a value breaks a contract between our own parts."""
+
+
+class UnknownStageError(ContractError):
+    """Raised for a stage number that is retired or never existed."""
+
+    def __init__(self, value: object, *, is_retired: bool, known: Iterable[int]) -> None:
+        what = "is retired and may not be stored" if is_retired else "does not exist"
+        numbers = ", ".join(str(number) for number in known)
+        super().__init__(f"stage {shown(value)} {what}; stages are {numbers}")
+
+
+class IllegalTransitionError(ContractError):
+    """Raised for a lifecycle edge that does not exist."""
+
+    def __init__(self, slot_id: str, from_stage: str, to_stage: str) -> None:
+        super().__init__(f"slot {slot_id!r}: cannot move from stage {from_stage} to {to_stage}")
+
+
+class EventDecodeError(ContractError):
+    """Raised for a line that is not an event of this schema."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, reason: str, line: bytes) -> None:
+        super().__init__(
+            f"not an event of this schema: {reason}: {shown(line)}; "
+            "'esper-telemetry schema' prints what is expected"
+        )
+        self.reason = reason
+
+
+class RunFailedError(EsperError):
+    """Raised when a run cannot be carried to its end."""
+
+    exit_code = ExitCode.FAILED
+
+
+class TelemetryLostError(EsperError):
+    """Raised when the durable log could not be written."""
+
+    exit_code = ExitCode.TELEMETRY_INCOMPLETE
+
+    def __init__(self, path: object, errno: int | None, reason: str, last_seq: int) -> None:
+        code = "" if errno is None else f" (errno {errno})"
+        super().__init__(f"{path}: {reason}{code}; the last event on disk is seq {last_seq}")
+        self.last_seq = last_seq
+
+
+class InterruptedRunError(EsperError):
+    """Raised when a run ends early because it was told to."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+def shown(value: object) -> str:
+    """Render a foreign value for a message: quoted, on one line, bounded."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that `name` most likely stands for."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None

@@ -1,0 +1,271 @@
+"""How a job comes together: layers are merged, converted and cross-checked in one place.
+
+Later layers win: the structs' own defaults, the task's, the preset's, a file's, and the command
+line's. Every layer is checked for unknown keys under its own name; the merged job is converted and
+checked as a whole, so that no combination slips through between two layers.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TypeAlias, get_args
+
+import msgspec
+
+from esper.leyline.actions import HEADS
+from esper.leyline.config import Job, RunOptions, TrainingConfig
+from esper.leyline.errors import ConfigError, InvalidValueError, UnknownKeyError, nearest_name
+from esper.leyline.rewards import RewardFamily, RewardMode
+from esper.leyline.slots import parse_slot_id
+from esper.leyline.stages import Gate
+from esper.leyline.tasks import TASKS, TaskSpec, preset_named, task_named
+from esper.leyline.telemetry import TelemetryLevel
+
+__all__ = ["Layer", "layer_from_text", "merge_job"]
+
+Layer: TypeAlias = Mapping[str, object]
+"""Some of a job's keys: tables `training` and `run`, as a file has them."""
+
+
+def merge_job(
+    *layers: tuple[str, Layer], tasks: Mapping[str, TaskSpec] = TASKS
+) -> tuple[Job, TaskSpec]:
+    """Merge named layers, earliest first, over the defaults of their task and preset.
+
+    Args:
+        layers: pairs of where the layer comes from (for messages) and its keys.
+        tasks: the tasks to choose from.
+
+    Returns:
+        The checked job and the task it trains.
+    """
+    # The last layer that names a preset or a task decides, before anything else is merged.
+    preset_name = _last_named(layers, "preset")
+    preset = {} if preset_name is None else dict(preset_named(preset_name).settings)
+    task_name = _last_named(layers, "task") or preset.get("task") or TrainingConfig().task
+    task = task_named(str(task_name), tasks)
+    merged: dict[str, object] = {}
+    base: list[tuple[str, Layer]] = [
+        (f"task {task.name}", {"training": task.defaults}),
+        (f"preset {preset_name}", {"training": {**preset, "preset": preset_name}}),
+    ]
+    for source, layer in (*base, *layers):
+        _check_keys(layer, Job, source, "")
+        merged = _overlay(merged, layer)
+    job = _convert(merged, [source for source, _ in layers])
+    _check_job(job, task)
+    return job, task
+
+
+def _last_named(layers: Sequence[tuple[str, Layer]], key: str) -> str | None:
+    for _, layer in reversed(layers):
+        table = layer.get("training")
+        if isinstance(table, Mapping) and isinstance(table.get(key), str):
+            return str(table[key])
+    return None
+
+
+def _check_keys(layer: Layer, struct: type[msgspec.Struct], source: str, path: str) -> None:
+    """Refuse unknown keys and numbers that are not finite, at any depth."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    for key, value in layer.items():
+        name = f"{path}{key}"
+        if key not in fields:
+            raise UnknownKeyError(name, _nearest_key(key, path, fields), source)
+        kind = fields[key]
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            if not isinstance(value, Mapping):
+                raise InvalidValueError(name, value, "must be a table", source)
+            _check_keys(value, kind, source, f"{name}.")
+        for number in _floats_in(value):
+            if not math.isfinite(number):
+                raise InvalidValueError(name, number, "must be a finite number", source)
+
+
+def _nearest_key(key: str, path: str, siblings: Iterable[str]) -> str | None:
+    """Return the key that was meant: a sibling of a similar name, or the same name elsewhere."""
+    sibling = nearest_name(key, siblings)
+    if sibling is not None:
+        return path + sibling
+    return next((known for known in _all_keys(Job, "") if known.endswith(f".{key}")), None)
+
+
+def _all_keys(struct: type[msgspec.Struct], path: str) -> Iterator[str]:
+    for field in msgspec.structs.fields(struct):
+        yield path + field.name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _all_keys(field.type, f"{path}{field.name}.")
+
+
+def _floats_in(value: object) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _floats_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _floats_in(item)
+
+
+def _overlay(lower: Layer, upper: Layer) -> dict[str, object]:
+    merged = dict(lower)
+    for key, value in upper.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = _overlay(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _convert(merged: Layer, sources: Sequence[str]) -> Job:
+    try:
+        return msgspec.convert(merged, Job)
+    except msgspec.ValidationError as error:
+        reason, _, location = str(error).partition(" - at `$.")
+        key = location.rstrip("`")
+        parts = [part for part in re.split(r"[.\[\]]+", key) if part]
+        choices = _choices_at(parts)
+        constraint = f"must be one of {', '.join(choices)}" if choices else reason.lower()
+        value = _value_at(merged, parts)
+        raise InvalidValueError(key, value, constraint, " + ".join(sources)) from None
+
+
+def _value_at(node: object, parts: Sequence[str]) -> object:
+    for part in parts:
+        if isinstance(node, Mapping):
+            node = node[part]
+        elif isinstance(node, Sequence) and part.isdigit():
+            node = node[int(part)]
+    return node
+
+
+def _choices_at(parts: Sequence[str]) -> list[str]:
+    """Return the values of the enum field at this place, or nothing for other fields."""
+    kind: object = Job
+    for part in parts:
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            kind = {field.name: field.type for field in msgspec.structs.fields(kind)}[part]
+    return [
+        str(member.value)
+        for item in (kind, *get_args(kind))
+        if isinstance(item, type) and issubclass(item, Enum)
+        for member in item
+    ]
+
+
+def _check_job(job: Job, task: TaskSpec) -> None:
+    """Check what types cannot say: ranges, and fields that must agree with each other."""
+    for key, value, is_valid, constraint in (
+        *_training_checks(job.training),
+        *_slot_checks(job.training, task),
+        *_group_checks(job.training),
+        *_run_checks(job.run),
+    ):
+        if not is_valid:
+            raise InvalidValueError(key, value, constraint)
+
+
+_Check: TypeAlias = tuple[str, object, bool, str]
+
+
+def _training_checks(config: TrainingConfig) -> Iterator[_Check]:
+    for name in ("n_episodes", "n_envs", "max_epochs", "recurrent_n_epochs", "lstm_hidden_dim"):
+        value = getattr(config, name)
+        yield f"training.{name}", value, value >= 1, "must be at least 1"
+    yield "training.feature_dim", config.feature_dim, config.feature_dim >= 1, "must be at least 1"
+    for name in ("max_seeds", "batch_size_per_env", "total_train_steps"):
+        value = getattr(config, name)
+        yield f"training.{name}", value, value is None or value >= 1, "must be at least 1"
+    for name in ("lr", "host_lr", "seed_lr", "max_grad_norm", "policy_max_grad_norm", "target_kl"):
+        value = getattr(config, name)
+        yield f"training.{name}", value, value is None or value > 0, "must be positive"
+    for name in ("gamma", "gae_lambda", "clip_ratio"):
+        value = getattr(config, name)
+        yield f"training.{name}", value, 0 < value <= 1, "must be above 0 and at most 1"
+    for name in (
+        "seed",
+        "weight_decay",
+        "value_coef",
+        "value_warmup_batches",
+        "entropy_coef",
+        "entropy_coef_min",
+        "entropy_anneal_episodes",
+        "plateau_threshold",
+        "improvement_threshold",
+    ):
+        value = getattr(config, name)
+        yield f"training.{name}", value, value >= 0, "must not be negative"
+    family, mode = config.reward_family, config.reward_mode
+    is_pair = family is RewardFamily.CONTRIBUTION or mode is RewardMode.SHAPED
+    yield "training.reward_mode", mode.value, is_pair, "must be shaped with the loss family"
+    heads = f"must be one of {', '.join(HEADS)}"
+    for name in config.entropy_coef_per_head:
+        yield "training.entropy_coef_per_head", name, name in HEADS, heads
+    if config.devices is not None:
+        is_valid = 1 <= len(config.devices) <= config.n_envs
+        yield "training.devices", config.devices, is_valid, "must name 1 to n_envs devices"
+
+
+def _slot_checks(config: TrainingConfig, task: TaskSpec) -> Iterator[_Check]:
+    for slot_id in config.slots:
+        parse_slot_id(slot_id)
+    is_unique = 1 <= len(config.slots) == len(set(config.slots))
+    yield "training.slots", config.slots, is_unique, "must name at least one slot, each once"
+    offered = task.host.slot_ids
+    for slot_id in config.slots:
+        constraint = f"task {task.name} has no such slot; it has {', '.join(offered)}"
+        yield "training.slots", slot_id, slot_id in offered, constraint
+
+
+def _group_checks(config: TrainingConfig) -> Iterator[_Check]:
+    lifecycle, governor, telemetry = config.lifecycle, config.governor, config.telemetry
+    for gate in lifecycle.auto_forward:
+        is_valid = gate in (Gate.G1, Gate.G2, Gate.G3)
+        yield "training.lifecycle.auto_forward", gate.name, is_valid, "must be among G1, G2, G3"
+    for name in ("min_training_steps", "min_blending_steps", "embargo_steps", "resetting_steps"):
+        value = getattr(lifecycle, name)
+        yield f"training.lifecycle.{name}", value, value >= 1, "must be at least 1"
+    window, least = governor.history_window, governor.min_samples
+    constraint = f"must be at least min_samples ({least})"
+    yield "training.governor.history_window", window, window >= least >= 2, constraint
+    levels = [level.name.lower() for level in TelemetryLevel]
+    constraint = f"must be one of {', '.join(levels)}"
+    yield "training.telemetry.level", telemetry.level, telemetry.level in levels, constraint
+    for name in ("gradient_stride", "escalation_steps"):
+        value = getattr(telemetry, name)
+        yield f"training.telemetry.{name}", value, value >= 1, "must be at least 1"
+    floor = config.reward.rent_host_params_floor
+    yield "training.reward.rent_host_params_floor", floor, floor >= 1, "must be at least 1"
+    budget = config.reward.param_budget
+    yield "training.reward.param_budget", budget, budget >= 1, "must be at least 1"
+    for name in ("drip_fraction", "negative_drip_ratio"):
+        value = getattr(config.reward, name)
+        yield f"training.reward.{name}", value, 0 <= value <= 1, "must be from 0 to 1"
+
+
+def _run_checks(run: RunOptions) -> Iterator[_Check]:
+    yield "run.lanes", run.lanes, run.lanes is None or run.lanes >= 1, "must be at least 1"
+    yield "run.lane_deadline_s", run.lane_deadline_s, run.lane_deadline_s > 0, "must be positive"
+    for name in ("checkpoint_every", "fsync_interval_ms"):
+        value = getattr(run, name)
+        yield f"run.{name}", value, value >= 1, "must be at least 1"
+    if run.serve is not None:
+        host, _, port = run.serve.rpartition(":")
+        is_valid = bool(host) and port.isdigit() and int(port) <= 65535
+        yield "run.serve", run.serve, is_valid, "must be HOST:PORT, such as 127.0.0.1:8765"
+
+
+def layer_from_text(text: str, *, source: str, is_toml: bool) -> Layer:
+    """Read a configuration file's text as a layer."""
+    decode = msgspec.toml.decode if is_toml else msgspec.json.decode
+    try:
+        layer = decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        kind = "TOML" if is_toml else "JSON"
+        raise ConfigError(f"{source}: not {kind}: {error}") from None
+    if not isinstance(layer, dict):
+        raise ConfigError(f"{source}: must be a table with the keys training and run")
+    return layer

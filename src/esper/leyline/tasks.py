@@ -1,0 +1,337 @@
+"""Tasks and presets as tables: which host learns which data, and settings that suit it."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from esper.leyline.actions import Topology
+from esper.leyline.errors import UnknownNameError
+from esper.leyline.slots import DEFAULT_SLOT_IDS, format_slot_id
+
+__all__ = [
+    "BYTE_VOCABULARY",
+    "PRESETS",
+    "TASKS",
+    "BatchMode",
+    "CnnHostSpec",
+    "HostSpec",
+    "Preset",
+    "Settings",
+    "TaskKind",
+    "TaskSpec",
+    "TransformerHostSpec",
+    "preset_named",
+    "task_named",
+]
+
+BYTE_VOCABULARY: Final = 256
+
+Settings: TypeAlias = Mapping[str, object]
+"""Some fields of a TrainingConfig, checked when they are merged into one."""
+
+
+class TaskKind(StrEnum):
+    """What the host is asked for."""
+
+    CLASSIFICATION = "classification"
+    LANGUAGE_MODEL = "language_model"
+
+
+class BatchMode(StrEnum):
+    """How the training stream reaches the envs; validation always reaches them whole."""
+
+    BROADCAST = "broadcast"
+    """Every env sees every batch."""
+    SPLIT = "split"
+    """A combined batch is divided over the envs."""
+
+
+class CnnHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="cnn"):
+    """A stack of convolution blocks whose channels double from block to block."""
+
+    in_channels: int
+    image_size: int
+    num_classes: int
+    base_channels: int
+    num_blocks: int = 3
+    kernel_size: int = 3
+    num_pools: int | None = None
+    """How many blocks, from the first on, are followed by a 2x2 pool; None means all."""
+
+    @property
+    def topology(self) -> Topology:
+        """Return the family of this host."""
+        return Topology.CNN
+
+    @property
+    def pools(self) -> int:
+        """Count the pools."""
+        return self.num_blocks if self.num_pools is None else self.num_pools
+
+    @property
+    def slot_ids(self) -> tuple[str, ...]:
+        """Return the slots it offers in action order: row 0 before, row 1 after the pools."""
+        before = (format_slot_id(0, index) for index in range(self.num_blocks))
+        after = (format_slot_id(1, index) for index in range(self.pools))
+        return (*before, *after)
+
+
+class TransformerHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="transformer"):
+    """A GPT-style decoder over bytes."""
+
+    block_size: int
+    num_layers: int
+    num_heads: int
+    embed_dim: int
+    num_segments: int = 3
+    dropout: float = 0.1
+    vocab_size: int = BYTE_VOCABULARY
+
+    @property
+    def topology(self) -> Topology:
+        """Return the family of this host."""
+        return Topology.TRANSFORMER
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of outcomes a random guess chooses from."""
+        return self.vocab_size
+
+    @property
+    def slot_ids(self) -> tuple[str, ...]:
+        """Return the slots it offers, one after each segment of layers."""
+        return tuple(format_slot_id(0, index) for index in range(self.num_segments))
+
+
+HostSpec: TypeAlias = CnnHostSpec | TransformerHostSpec
+
+
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A host, the data it learns, and the settings a run takes from the task by default."""
+
+    name: str
+    summary: str
+    kind: TaskKind
+    dataset: str
+    host: HostSpec
+    batch_size: int
+    batch_mode: BatchMode
+    baseline_loss: float
+    """Loss of a guess."""
+    target_loss: float
+    loss_delta_std: float
+    loss_rent_weight: float = 0.05
+    host_lr: float = 0.01
+    seed_lr: float = 0.01
+    host_weight_decay: float = 5e-4
+    momentum: float = 0.9
+    success_accuracy_pct: float = 80.0
+    defaults: Settings = {}
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """Named settings; a preset may choose the task as well."""
+
+    name: str
+    summary: str
+    settings: Settings
+
+
+_SMALL_POLICY: Final[Settings] = {"lstm_hidden_dim": 64, "feature_dim": 64}
+
+_IMAGE_LOSSES: Final = {"baseline_loss": 2.3, "target_loss": 0.3, "loss_delta_std": 0.05}
+
+
+def _cifar(name: str, summary: str, host: CnnHostSpec, slots: tuple[str, ...]) -> TaskSpec:
+    return TaskSpec(
+        name=name,
+        summary=summary,
+        kind=TaskKind.CLASSIFICATION,
+        dataset="cifar10",
+        host=host,
+        batch_size=128,
+        batch_mode=BatchMode.SPLIT,
+        defaults={"slots": slots},
+        **_IMAGE_LOSSES,
+    )
+
+
+def _cifar_host(base_channels: int, num_blocks: int = 3, *, kernel_size: int = 3) -> CnnHostSpec:
+    return CnnHostSpec(
+        in_channels=3,
+        image_size=32,
+        num_classes=10,
+        base_channels=base_channels,
+        num_blocks=num_blocks,
+        kernel_size=kernel_size,
+    )
+
+
+def _row(row: int, num_columns: int) -> tuple[str, ...]:
+    return tuple(format_slot_id(row, column) for column in range(num_columns))
+
+
+_DIGITS: Final = TaskSpec(
+    name="digits",
+    summary="1,797 handwritten digits of 8x8 pixels, shipped with Esper; a host too small for them",
+    kind=TaskKind.CLASSIFICATION,
+    dataset="digits",
+    host=CnnHostSpec(
+        in_channels=1, image_size=8, num_classes=10, base_channels=2, num_blocks=3, num_pools=2
+    ),
+    batch_size=50,
+    batch_mode=BatchMode.BROADCAST,
+    defaults={"slots": DEFAULT_SLOT_IDS, "max_epochs": 40, "n_episodes": 12, **_SMALL_POLICY},
+    **_IMAGE_LOSSES,
+)
+
+_FASHION: Final = TaskSpec(
+    name="fashion_mnist",
+    summary="Fashion-MNIST, 28x28 grey images of clothes",
+    kind=TaskKind.CLASSIFICATION,
+    dataset="fashion_mnist",
+    host=CnnHostSpec(
+        in_channels=1, image_size=28, num_classes=10, base_channels=2, num_blocks=3, num_pools=2
+    ),
+    batch_size=128,
+    batch_mode=BatchMode.BROADCAST,
+    defaults={"slots": DEFAULT_SLOT_IDS, "max_epochs": 40, **_SMALL_POLICY},
+    **_IMAGE_LOSSES,
+)
+
+_CIFAR: Final = (
+    _cifar("cifar_baseline", "3 blocks, 8 to 32 channels", _cifar_host(8), _row(0, 3)),
+    _cifar("cifar_scale", "5 blocks, 8 to 128 channels", _cifar_host(8, 5), _row(0, 5)),
+    _cifar(
+        "cifar_impaired", "77 parameters, 1x1 kernels", _cifar_host(1, kernel_size=1), _row(0, 3)
+    ),
+    _cifar(
+        "cifar_minimal",
+        "164 parameters, 1x1 kernels, no pool",
+        msgspec.structs.replace(_cifar_host(2, kernel_size=1), num_pools=0),
+        _row(0, 3),
+    ),
+    _cifar(
+        "cifar_multichannel",
+        "slots before and after each pool",
+        _cifar_host(8),
+        (*_row(0, 3), *_row(1, 3)),
+    ),
+    _cifar("cifar_postpool", "16 to 64 channels, slots after pools", _cifar_host(16), _row(1, 3)),
+    _cifar("cifar_highres", "16 to 64 channels, slots before pools", _cifar_host(16), _row(0, 3)),
+    _cifar(
+        "cifar_deep_multichannel",
+        "5 blocks, slots before and after each pool",
+        _cifar_host(8, 5),
+        (*_row(0, 5), *_row(1, 5)),
+    ),
+    _cifar(
+        "cifar_deep_impaired",
+        "1,140 parameters, 1x1 kernels, 10 slots",
+        _cifar_host(2, 5, kernel_size=1),
+        (*_row(0, 5), *_row(1, 5)),
+    ),
+)
+
+
+def _language_model(
+    name: str, summary: str, host: TransformerHostSpec, batch_size: int, **defaults: object
+) -> TaskSpec:
+    return TaskSpec(
+        name=name,
+        summary=summary,
+        kind=TaskKind.LANGUAGE_MODEL,
+        dataset=name,
+        host=host,
+        batch_size=batch_size,
+        batch_mode=BatchMode.BROADCAST,
+        baseline_loss=5.55,
+        target_loss=1.5,
+        loss_delta_std=0.15,
+        loss_rent_weight=0.01,
+        defaults={"slots": DEFAULT_SLOT_IDS, **defaults},
+    )
+
+
+_LANGUAGE_MODELS: Final = (
+    _language_model(
+        "bytes_lm",
+        "byte-level language model on the interpreter's own help texts",
+        TransformerHostSpec(block_size=64, num_layers=3, num_heads=4, embed_dim=32),
+        16,
+        max_epochs=30,
+        **_SMALL_POLICY,
+    ),
+    _language_model(
+        "tinystories",
+        "byte-level language model on the text files of --data-dir, 10.7 million parameters",
+        TransformerHostSpec(block_size=256, num_layers=6, num_heads=6, embed_dim=384),
+        32,
+        max_epochs=50,
+    ),
+)
+
+TASKS: Final[Mapping[str, TaskSpec]] = {
+    task.name: task for task in (_DIGITS, _FASHION, *_CIFAR, *_LANGUAGE_MODELS)
+}
+"""The tasks that ship with Esper."""
+
+
+def _preset(name: str, summary: str, /, **settings: object) -> Preset:
+    return Preset(name=name, summary=summary, settings={"task": name, **settings})
+
+
+_EXPLORING: Final[Settings] = {"entropy_coef": 0.1, "plateau_threshold": 0.4}
+
+PRESETS: Final[Mapping[str, Preset]] = {
+    preset.name: preset
+    for preset in (
+        _preset("digits", "the default job"),
+        _preset("fashion_mnist", "the default job on clothes"),
+        _preset("cifar_baseline", "CIFAR-10 with broad exploration", **_EXPLORING),
+        _preset("cifar_impaired", "a crippled host with broad exploration", **_EXPLORING),
+        _preset("cifar_minimal", "the smallest host with broad exploration", **_EXPLORING),
+        Preset(
+            name="cifar_baseline_stable",
+            summary="CIFAR-10, small policy steps, annealed exploration",
+            settings={
+                "task": "cifar_baseline",
+                "n_episodes": 200,
+                "clip_ratio": 0.1,
+                "entropy_coef_start": 0.06,
+                "entropy_coef_end": 0.03,
+                "entropy_anneal_episodes": 200,
+                "plateau_threshold": 0.4,
+            },
+        ),
+        _preset("cifar_scale", "a deeper host", entropy_coef=0.08, plateau_threshold=0.35),
+        _preset("bytes_lm", "a language model that trains on a laptop", reward_family="loss"),
+        _preset(
+            "tinystories",
+            "a language model of 10 million parameters",
+            reward_family="loss",
+            entropy_anneal_episodes=10,
+            plateau_threshold=0.3,
+            improvement_threshold=1.5,
+        ),
+    )
+}
+"""The presets that ship with Esper."""
+
+
+def task_named(name: str, tasks: Mapping[str, TaskSpec] = TASKS) -> TaskSpec:
+    """Return the task with this name."""
+    try:
+        return tasks[name]
+    except KeyError:
+        raise UnknownNameError("task", name, tasks) from None
+
+
+def preset_named(name: str) -> Preset:
+    """Return the preset with this name."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise UnknownNameError("preset", name, PRESETS) from None

@@ -1,0 +1,1 @@
+"""The two commands, `esper-train` and `esper-telemetry`."""

@@ -1,0 +1,42 @@
+"""What both commands share: how a failure is told, and how a closed pipe ends quietly."""
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+
+from esper import __version__
+from esper.leyline.errors import EsperError, ExitCode
+
+__all__ = ["Command", "add_version", "run_command"]
+
+Command = Callable[[Namespace], int]
+
+
+def add_version(parser: ArgumentParser) -> None:
+    """Add `--version`."""
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+
+
+def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Parse and run; a failure becomes one sentence on stderr and an exit code.
+
+    Every subcommand stores the function that carries it out as `command`.
+    """
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has already said what is wrong, or printed its help
+        return int(stop.code or 0)
+    command: Command = arguments.command
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+    except EsperError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except BrokenPipeError:
+        # The reader left (`| head`), which is no failure. Python flushes stdout once more at
+        # exit and would complain then, so stdout is pointed at nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    return code

@@ -1,0 +1,50 @@
+"""What loads what, each seen in a fresh process."""
+
+import subprocess
+import sys
+
+import pytest
+
+LIGHT_MODULES = [
+    "esper",
+    "esper.leyline.jobs",
+    "esper.leyline.telemetry",
+    "esper.nissa",
+    "esper.scripts.telemetry",
+    "esper.scripts.train",
+]
+HEAVY = ("torch", "numpy", "esper.simic", "esper.kasmina")
+
+
+def loaded_after(code: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after running `code`."""
+    script = f"{code}\nimport sys\nprint(*sys.modules, sep='\\n')"
+    result = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(result.stdout.splitlines())
+
+
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_light_modules_load_neither_torch_nor_the_trainer(module: str) -> None:
+    assert loaded_after(f"import {module}").isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["--help"]])
+def test_telemetry_command_never_imports_torch(arguments: list[str]) -> None:
+    code = (
+        "import contextlib, io\n"
+        "from esper.scripts.telemetry import main\n"
+        f"with contextlib.redirect_stdout(io.StringIO()): main({arguments!r})"
+    )
+    assert loaded_after(code).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["tasks"], ["presets"], ["config", "show"]])
+def test_train_command_answers_questions_without_torch(arguments: list[str]) -> None:
+    code = (
+        "import contextlib, io\n"
+        "from esper.scripts.train import main\n"
+        f"with contextlib.redirect_stdout(io.StringIO()): main({arguments!r})"
+    )
+    assert loaded_after(code).isdisjoint(HEAVY)
