@@ -1,0 +1,143 @@
+"""Reports, alpha and reward components: what they derive from their own fields."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline.actions import Blueprint, Op
+from esper.leyline.alpha import AlphaAlgorithm, AlphaMode, AlphaState
+from esper.leyline.reports import SeedReport
+from esper.leyline.rewards import RewardComponents, RewardInputs, SeedRewardInputs
+from esper.leyline.stages import Stage
+
+
+def report(**fields: Any) -> SeedReport:
+    defaults: dict[str, Any] = {
+        "slot_id": "r0c0",
+        "seed_id": "s",
+        "blueprint": Blueprint.NORM,
+        "stage": Stage.BLENDING,
+        "previous_stage": Stage.TRAINING,
+        "previous_stage_steps": 10,
+        "steps_in_stage": 2,
+        "age_steps": 13,
+        "alpha": AlphaState(),
+        "algorithm": AlphaAlgorithm.ADD,
+        "tempo_steps": 5,
+        "num_params": 17,
+        "accuracy_at_germination_pct": None,
+        "accuracy_at_stage_start_pct": None,
+        "accuracy_at_blending_start_pct": None,
+        "current_accuracy_pct": None,
+        "contribution_pp": None,
+        "contribution_velocity_pp": None,
+        "steps_since_contribution": None,
+        "interaction_sum_pp": None,
+        "boost_received_pp": None,
+        "upstream_alpha_sum": 0.0,
+        "downstream_alpha_sum": 0.0,
+        "gradient": None,
+        "previous_gradient_health": None,
+    }
+    return SeedReport(**(defaults | fields))
+
+
+def test_never_measured_stays_never_measured() -> None:
+    fresh = report(current_accuracy_pct=50.0)
+    assert fresh.improvement_pp is None
+    assert fresh.stage_improvement_pp is None
+    assert fresh.blending_delta_pp is None
+
+
+def test_improvements_are_differences_from_their_own_start() -> None:
+    seen = report(
+        current_accuracy_pct=60.0,
+        accuracy_at_germination_pct=40.0,
+        accuracy_at_stage_start_pct=55.0,
+        accuracy_at_blending_start_pct=60.0,
+    )
+    assert seen.improvement_pp == 20.0
+    assert seen.stage_improvement_pp == 5.0
+    assert seen.blending_delta_pp == 0.0
+
+
+def test_nothing_is_pending_at_rest() -> None:
+    resting = AlphaState(alpha=0.5, target=0.5, steps_total=5, steps_done=0)
+    assert resting.steps_to_target == 0
+    assert resting.velocity == 0.0
+    assert resting.is_at_target
+
+
+def test_a_ramp_under_way_knows_its_way() -> None:
+    ramp = AlphaState(
+        alpha=0.8, start=1.0, target=0.0, mode=AlphaMode.DOWN, steps_total=5, steps_done=1
+    )
+    assert ramp.steps_to_target == 4
+    assert ramp.velocity == pytest.approx(-0.2)
+    assert not ramp.is_at_target
+
+
+terms = st.lists(
+    st.floats(min_value=-10, max_value=10),
+    min_size=len(RewardComponents.__struct_fields__),
+    max_size=len(RewardComponents.__struct_fields__),
+)
+
+
+@given(terms)
+def test_reward_is_the_sum_of_its_components(values: list[float]) -> None:
+    components = RewardComponents(
+        **dict(zip(RewardComponents.__struct_fields__, values, strict=True))
+    )
+    assert components.total() == sum(values)
+
+
+def inputs(target_slot: str | None, step: int) -> RewardInputs:
+    seed = SeedRewardInputs(
+        slot_id="r0c1",
+        seed_id="s",
+        stage=Stage.HOLDING,
+        previous_stage=Stage.BLENDING,
+        previous_stage_steps=5,
+        steps_in_stage=1,
+        age_steps=20,
+        num_params=17,
+        contribution_pp=1.0,
+        attributed_pp=1.0,
+        stage_improvement_pp=0.0,
+        progress_since_germination_pp=2.0,
+        interaction_sum_pp=0.0,
+    )
+    return RewardInputs(
+        op=Op.WAIT,
+        target_slot=target_slot,
+        step=step,
+        num_steps=40,
+        val_accuracy_pct=50.0,
+        val_loss=1.0,
+        loss_delta=0.1,
+        accuracy_since_start_pp=10.0,
+        stable_accuracy_pct=49.0,
+        committed_accuracy_pct=None,
+        host_params=100,
+        total_params=117,
+        fossil_params=0,
+        effective_seed_params=17.0,
+        alpha_delta_sq_sum=0.0,
+        seeds=(seed,),
+        num_active_seeds=1,
+        num_fossilized=0,
+        num_contributing_fossils=0,
+    )
+
+
+def test_reward_inputs_find_the_target_seed_and_the_last_step() -> None:
+    assert inputs(None, 38).target() is None
+    assert inputs("r0c0", 38).target() is None
+    found = inputs("r0c1", 38).target()
+    assert found is not None
+    assert found.slot_id == "r0c1"
+    assert not inputs(None, 38).is_last_step
+    assert inputs(None, 39).is_last_step

@@ -1,0 +1,115 @@
+"""`esper-train` as its user calls it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esper import __version__
+from esper.leyline.tasks import PRESETS, TASKS
+from esper.scripts.train import main
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, object]]:
+    assert main(["config", "show", *arguments]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert isinstance(result, dict)
+    return result
+
+
+@pytest.mark.parametrize(("command", "names"), [("tasks", TASKS), ("presets", PRESETS)])
+def test_tables_are_listed_name_first(
+    capsys: pytest.CaptureFixture[str], command: str, names: dict[str, object]
+) -> None:
+    assert main([command]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(names)
+
+
+def test_flags_files_and_settings_are_merged_in_that_order(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[training]\nn_envs = 2\nmax_epochs = 9\nlr = 0.5\n[run]\nlanes = 3\n")
+
+    job = shown(
+        capsys, "--config", str(path), "--envs", "5", "--set", "training.max_epochs=11",
+        "--set", "training.reward_mode=sparse",
+    )  # fmt: skip
+
+    assert job["training"]["n_envs"] == 5
+    assert job["training"]["max_epochs"] == 11
+    assert job["training"]["lr"] == 0.5
+    assert job["training"]["reward_mode"] == "sparse"
+    assert job["run"]["lanes"] == 3
+
+
+def test_every_flag_reaches_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = (
+        "--preset cifar_baseline --task cifar_scale --rounds 7 --envs 3 --episode-length 9 "
+        "--slots r0c0 r0c4 --seed 5"
+    )
+    training = shown(capsys, *flags.split())["training"]
+    expected = {
+        "preset": "cifar_baseline",
+        "task": "cifar_scale",
+        "n_episodes": 7,
+        "n_envs": 3,
+        "max_epochs": 9,
+        "slots": ["r0c0", "r0c4"],
+        "seed": 5,
+    }
+    assert {key: training[key] for key in expected} == expected
+
+
+def test_a_shown_configuration_can_be_used_as_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = shown(capsys, "--preset", "tinystories", "--seed", "7")
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(first))
+    assert shown(capsys, "--config", str(path)) == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "digts"], "unknown task 'digts'; did you mean 'digits'?"),
+        (["--set", "training.lrr=1"], "did you mean 'training.lr'?"),
+        (["--set", "lr"], "--set lr: expected KEY=VALUE"),
+        (["--set", "=1"], "--set =1: expected KEY=VALUE"),
+        (["--slots", "late"], "slot id 'late'"),
+        (["--envs", "0"], "n_envs = 0: must be at least 1"),
+        (["--config", "nowhere.toml"], "nowhere.toml: cannot read the configuration: No such"),
+    ],
+)
+def test_bad_input_ends_with_one_sentence_and_code_two(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["config", "show", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("esper-train: ")
+
+
+def test_a_file_that_is_no_text_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert main(["config", "show", "--config", str(path)]) == 2
+    assert "not a text file" in capsys.readouterr().err
+
+
+def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"esper-train {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["config"], ["no-such-command"], ["--no-such-flag"]])
+def test_unusable_command_lines_end_with_code_two(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(arguments) == 2
+    assert "usage: esper-train" in capsys.readouterr().err
