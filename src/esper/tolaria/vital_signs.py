@@ -1,0 +1,101 @@
+"""When a host counts as lost: a pure state machine over its validation losses."""
+
+import math
+import statistics
+from enum import StrEnum
+
+import msgspec
+
+from esper.leyline.config import GovernorConfig
+
+__all__ = ["Panic", "PanicReason", "VitalSigns", "after_rollback", "check_vital_signs"]
+
+
+class PanicReason(StrEnum):
+    """Why a host is given up."""
+
+    NAN = "nan"
+    """The loss is not finite."""
+    LOBOTOMY = "lobotomy"
+    """A host that knew something guesses again."""
+    DIVERGENCE = "divergence"
+    """The loss exploded for several steps in a row."""
+
+
+class Panic(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict that asks for a rollback."""
+
+    reason: PanicReason
+    loss: float
+    threshold: float | None
+    """The loss above which a value counts as divergence, once there is a history."""
+    consecutive_anomalies: int
+
+
+class VitalSigns(msgspec.Struct, frozen=True, kw_only=True):
+    """What the governor remembers of an env."""
+
+    losses: tuple[float, ...] = ()
+    """Recent normal losses; anomalous ones never enter."""
+    consecutive_anomalies: int = 0
+
+
+def check_vital_signs(
+    signs: VitalSigns, loss: float, *, random_guess_loss: float, config: GovernorConfig
+) -> tuple[VitalSigns, Panic | None]:
+    """Judge one validation loss.
+
+    Args:
+        signs: what was remembered before this step.
+        loss: the loss of the real network, never of an ablation.
+        random_guess_loss: ln(number of classes), by which a lobotomy is recognised.
+        config: thresholds.
+
+    Returns:
+        What to remember, and a panic if the env has to be rolled back.
+    """
+    threshold = _divergence_threshold(signs.losses, config)
+    if not math.isfinite(loss):
+        return signs, _panic(PanicReason.NAN, loss, threshold, signs)
+    if _is_lobotomy(signs.losses, loss, random_guess_loss, config):
+        return signs, _panic(PanicReason.LOBOTOMY, loss, threshold, signs)
+    if threshold is None or loss <= threshold:
+        kept = (*signs.losses, loss)[-config.history_window :]
+        return VitalSigns(losses=kept), None
+    counted = VitalSigns(losses=signs.losses, consecutive_anomalies=signs.consecutive_anomalies + 1)
+    if counted.consecutive_anomalies < config.panics_to_rollback:
+        return counted, None
+    return counted, _panic(PanicReason.DIVERGENCE, loss, threshold, counted)
+
+
+def after_rollback(signs: VitalSigns) -> VitalSigns:
+    """Keep the history of normal losses and start counting anomalies anew."""
+    return VitalSigns(losses=signs.losses)
+
+
+def _divergence_threshold(losses: tuple[float, ...], config: GovernorConfig) -> float | None:
+    """Return the loss that all three tests (absolute, deviation, multiple) agree to be too much."""
+    if len(losses) < config.min_samples:
+        return None
+    mean = statistics.fmean(losses)
+    deviation = config.sensitivity * statistics.pstdev(losses)
+    return max(config.absolute_threshold, mean + deviation, config.loss_multiplier * mean)
+
+
+def _is_lobotomy(
+    losses: tuple[float, ...], loss: float, random_guess_loss: float, config: GovernorConfig
+) -> bool:
+    if len(losses) < config.min_samples:
+        return False
+    knew_something = statistics.fmean(losses) < config.lobotomy_prior * random_guess_loss
+    guesses_now = abs(loss - random_guess_loss) < config.lobotomy_tolerance * random_guess_loss
+    return knew_something and guesses_now
+
+
+def _panic(reason: PanicReason, loss: float, threshold: float | None, signs: VitalSigns) -> Panic:
+    return Panic(
+        reason=reason,
+        loss=loss,
+        threshold=threshold,
+        consecutive_anomalies=signs.consecutive_anomalies,
+    )
