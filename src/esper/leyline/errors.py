@@ -12,6 +12,7 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   ├── UnknownStageError            a stage number that is retired or never existed
 │   ├── IllegalTransitionError       a lifecycle edge that does not exist
 │   └── EventDecodeError             a line that is not an event of this schema
+├── EnvFaultError                 1  an env's numbers or modules broke; names slot and layer
 ├── RunFailedError                1  the run could not be carried to its end
 ├── TelemetryLostError            3  the durable log could not be written
 └── InterruptedRunError         130  the run was told to stop
@@ -25,6 +26,7 @@ from typing import ClassVar
 __all__ = [
     "ConfigError",
     "ContractError",
+    "EnvFaultError",
     "EsperError",
     "EventDecodeError",
     "ExitCode",
@@ -146,6 +148,21 @@ class EventDecodeError(ContractError):
             "'esper-telemetry schema' prints what is expected"
         )
         self.reason = reason
+
+
+class EnvFaultError(EsperError):
+    """Raised when an env cannot go on; the engine quarantines it."""
+
+    exit_code = ExitCode.FAILED
+
+    def __init__(
+        self, reason: str, *, slot_id: str | None = None, layer: str | None = None
+    ) -> None:
+        where = "" if layer is None else f" in {layer}"
+        slot = "" if slot_id is None else f" of slot {slot_id!r}"
+        super().__init__(f"{reason}{where}{slot}")
+        self.slot_id = slot_id
+        self.layer = layer
 
 
 class RunFailedError(EsperError):
