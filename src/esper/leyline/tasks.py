@@ -118,6 +118,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     host: HostSpec
     batch_size: int
     batch_mode: BatchMode
+    max_train_batches: int | None = None
+    """Batches of a train pass, a new choice in each; None goes through the whole split."""
     baseline_loss: float
     """Loss of a guess."""
     target_loss: float
@@ -237,7 +239,13 @@ _CIFAR: Final = (
 
 
 def _language_model(
-    name: str, summary: str, host: TransformerHostSpec, batch_size: int, **defaults: object
+    name: str,
+    summary: str,
+    host: TransformerHostSpec,
+    *,
+    batch_size: int,
+    max_train_batches: int,
+    **defaults: object,
 ) -> TaskSpec:
     return TaskSpec(
         name=name,
@@ -247,6 +255,7 @@ def _language_model(
         host=host,
         batch_size=batch_size,
         batch_mode=BatchMode.BROADCAST,
+        max_train_batches=max_train_batches,
         baseline_loss=5.55,
         target_loss=1.5,
         loss_delta_std=0.15,
@@ -260,7 +269,8 @@ _LANGUAGE_MODELS: Final = (
         "bytes_lm",
         "byte-level language model on the interpreter's own help texts",
         TransformerHostSpec(block_size=64, num_layers=3, num_heads=4, embed_dim=32),
-        16,
+        batch_size=16,
+        max_train_batches=32,
         max_epochs=30,
         **_SMALL_POLICY,
     ),
@@ -268,7 +278,8 @@ _LANGUAGE_MODELS: Final = (
         "tinystories",
         "byte-level language model on the text files of --data-dir, 10.7 million parameters",
         TransformerHostSpec(block_size=256, num_layers=6, num_heads=6, embed_dim=384),
-        32,
+        batch_size=32,
+        max_train_batches=100,
         max_epochs=50,
     ),
 )
