@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypedDict
 
 import msgspec
 
@@ -143,7 +143,14 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 _SMALL_POLICY: Final[Settings] = {"lstm_hidden_dim": 64, "feature_dim": 64}
 
-_IMAGE_LOSSES: Final = {"baseline_loss": 2.3, "target_loss": 0.3, "loss_delta_std": 0.05}
+
+class _Losses(TypedDict):
+    baseline_loss: float
+    target_loss: float
+    loss_delta_std: float
+
+
+_IMAGE_LOSSES: Final[_Losses] = {"baseline_loss": 2.3, "target_loss": 0.3, "loss_delta_std": 0.05}
 
 
 def _cifar(name: str, summary: str, host: CnnHostSpec, slots: tuple[str, ...]) -> TaskSpec:
