@@ -1,6 +1,6 @@
 """The stream of batches that drives the envs: one iterator for all of them, batch by batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -73,6 +73,9 @@ class SharedBatchIterator:
     gets every batch; in `split` mode the envs divide it, and each share owns its storage. The other
     parts reach every env whole, in their own order, tail included. A pass depends on the seed,
     round and step alone: any pass can be walked at any time, again, or by another process.
+
+    The envs live on `devices` in turn, and `preload` keeps the data on each of them. `max_batches`
+    ends a train pass early; the next one makes its own choice.
     """
 
     def __init__(
@@ -91,14 +94,6 @@ class SharedBatchIterator:
         transfer: Transfer = move_tensor,
         check_cancelled: CancelCheck = never_cancelled,
     ) -> None:
-        """Make the iterator of a run.
-
-        Args:
-            devices: where the envs live, in turn.
-            max_batches: ends a train pass early; the next one makes its own choice.
-            augment: crop and flip training images.
-            preload: keep the data on every device that an env lives on.
-        """
         self._is_training = part is Part.TRAIN
         self._split = dataset.part(part)
         self._n_envs = n_envs
@@ -130,15 +125,14 @@ class SharedBatchIterator:
 
     def batches(self, *, round: int, step: int) -> Iterator[list[Batch]]:
         """Walk one pass: for each batch, the share of every env in turn."""
-        order = self._order(round, step)
+        orders = self._orders(round, step)
         generators = self._augmentation_generators(round, step)
         num_taken = self._batch_size * self._num_shares
         for start in range(0, self._num_batches * num_taken, num_taken):
-            rows = order[start : start + num_taken]
             if self._mode is BatchMode.SPLIT:
-                yield self._shares(rows, generators)
+                yield self._shares(orders, start, generators)
             else:
-                yield self._copies(rows, generators)
+                yield self._copies(orders, start, generators)
 
     @property
     def _num_shares(self) -> int:
@@ -157,11 +151,18 @@ class SharedBatchIterator:
         num_batches = num_rows // num_taken
         return num_batches if max_batches is None else min(num_batches, max_batches)
 
-    def _order(self, round: int, step: int) -> Tensor:
-        if not self._is_training:
-            return torch.arange(len(self._split))
-        seed = stream_seed(self._seed, purpose=StreamPurpose.DATA_ORDER, round=round, step=step)
-        return torch.randperm(len(self._split), generator=Generator().manual_seed(seed))
+    def _orders(self, round: int, step: int) -> dict[torch.device, Tensor]:
+        """Return the rows of a pass in their order, beside each store."""
+        num_rows = len(self._split)
+        if self._is_training:
+            seed = stream_seed(self._seed, purpose=StreamPurpose.DATA_ORDER, round=round, step=step)
+            order = torch.randperm(num_rows, generator=Generator().manual_seed(seed))
+        else:
+            order = torch.arange(num_rows)
+        return {
+            device: order if store.inputs.device == order.device else self._transfer(order, device)
+            for device, store in self._stores.items()
+        }
 
     def _augmentation_generators(self, round: int, step: int) -> list[Generator | None]:
         if not self._crop_padding:
@@ -174,29 +175,44 @@ class SharedBatchIterator:
             for env_id in range(self._n_envs)
         ]
 
-    def _shares(self, rows: Tensor, generators: Sequence[Generator | None]) -> list[Batch]:
-        shares = rows.split(self._batch_size)
+    def _shares(
+        self,
+        orders: Mapping[torch.device, Tensor],
+        start: int,
+        generators: Sequence[Generator | None],
+    ) -> list[Batch]:
+        size = self._batch_size
         return [
-            self._finished(self._taken(share, device), device, generator)
-            for share, device, generator in zip(shares, self._devices, generators, strict=True)
+            self._finished(
+                self._taken(device, orders[device][start + env_id * size :][:size]),
+                device,
+                generators[env_id],
+            )
+            for env_id, device in enumerate(self._devices)
         ]
 
-    def _copies(self, rows: Tensor, generators: Sequence[Generator | None]) -> list[Batch]:
-        taken = {device: self._taken(rows, device) for device in self._stores}
+    def _copies(
+        self,
+        orders: Mapping[torch.device, Tensor],
+        start: int,
+        generators: Sequence[Generator | None],
+    ) -> list[Batch]:
+        taken = {
+            device: self._taken(device, order[start : start + self._batch_size])
+            for device, order in orders.items()
+        }
         if not self._crop_padding:
             # Nobody changes a batch, so the envs of a device may look at the same one.
             whole = {device: self._finished(raw, device, None) for device, raw in taken.items()}
             return [whole[device] for device in self._devices]
         return [
-            self._finished(taken[device], device, generator)
-            for device, generator in zip(self._devices, generators, strict=True)
+            self._finished(taken[device], device, generators[env_id])
+            for env_id, device in enumerate(self._devices)
         ]
 
-    def _taken(self, rows: Tensor, device: torch.device) -> Batch:
+    def _taken(self, device: torch.device, rows: Tensor) -> Batch:
         """Copy rows out of where they are kept for this device."""
         store = self._stores[device]
-        if store.inputs.device != rows.device:
-            rows = self._transfer(rows, device)
         return Batch(store.inputs.index_select(0, rows), store.targets.index_select(0, rows))
 
     def _finished(self, raw: Batch, device: torch.device, generator: Generator | None) -> Batch:
@@ -238,7 +254,8 @@ def _resident(
     resident = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     row_bytes = max(1, tensor[0].numel() * tensor.element_size())
     num_rows = max(1, PRELOAD_CHUNK_BYTES // row_bytes)
-    for target, piece in zip(resident.split(num_rows), tensor.split(num_rows), strict=True):
+    for start in range(0, len(tensor), num_rows):
         check_cancelled()
-        target.copy_(transfer(piece, device), non_blocking=True)
+        piece = transfer(tensor[start : start + num_rows], device)
+        resident[start : start + num_rows].copy_(piece, non_blocking=True)
     return resident

@@ -211,7 +211,7 @@ def load_text(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     """Load bytes of text: the .txt files of the data directory, or Python's own help texts."""
     assert isinstance(spec.host, TransformerHostSpec), f"{spec.name} reads text"
     block_size = spec.host.block_size
-    attempts = [partial(_text_files, block_size), partial(_help_texts, block_size)]
+    attempts: list[_Attempt] = [partial(_text_files, block_size), partial(_help_texts, block_size)]
     return _first_available(request, spec.dataset, attempts, partial(_made_up_text, block_size))
 
 
@@ -264,9 +264,10 @@ def _windowed(
         reason = f"{len(text)} bytes of text; windows of {block_size} need at least {least}"
         raise UnreadableFileError(where, reason)
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    train, val, test = tokens.split([len(tokens) - 2 * num_held_out, num_held_out, num_held_out])
+    num_train = len(tokens) - 2 * num_held_out
+    val, test = tokens[num_train : num_train + num_held_out], tokens[-num_held_out:]
     return TensorDataset(
-        train=_windows(train, block_size),
+        train=_windows(tokens[:num_train], block_size),
         val=_spread(_windows(val, block_size), MAX_VAL_WINDOWS),
         test=_spread(_windows(test, block_size), MAX_TEST_WINDOWS),
         origin=origin,
