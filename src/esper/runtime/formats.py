@@ -102,20 +102,21 @@ def read_archive(
 ) -> Mapping[str, bytes]:
     """Read the named files out of a tar archive; nothing is ever written to the disk."""
     found: dict[str, bytes] = {}
-    with (
-        _opened(path, max_bytes) as stream,
-        tarfile.open(fileobj=stream, mode="r|") as archive,
-    ):
-        for member in archive:
-            name = member.name.rpartition("/")[2]
-            if name not in names or not member.isreg():
-                continue
-            if name in found or member.size > max_file_bytes:
-                reason = "stands in it twice" if name in found else f"has {member.size} bytes"
-                raise UnreadableFileError(path, f"{name} {reason}")
-            content = archive.extractfile(member)
-            assert content is not None, "a regular member has content"
-            found[name] = content.read()
+    with _opened(path, max_bytes) as stream:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                name = member.name.rpartition("/")[2]
+                if name not in names or not member.isreg():
+                    continue
+                if name in found or member.size > max_file_bytes:
+                    reason = "stands in it twice" if name in found else f"has {member.size} bytes"
+                    raise UnreadableFileError(path, f"{name} {reason}")
+                content = archive.extractfile(member)
+                assert content is not None, "a regular member has content"
+                found[name] = content.read()
+        # tar stops at its own end mark; gzip's checksum of all this stands behind it.
+        while stream.read(1 << 16):
+            pass
     missing = [name for name in names if name not in found]
     if missing:
         raise UnreadableFileError(path, f"lacks {', '.join(missing)}")
