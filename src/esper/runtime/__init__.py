@@ -1,0 +1,7 @@
+"""Task builders and data: what a run learns from, and the stream of batches that drives it.
+
+sources    what a loader is told          downloads  fetching, checked and resumable
+formats    files as tensors, no pickle    datasets   tensors of a task, and who loads them
+synthetic  data made up                   augment    random crops and flips
+batches    SharedBatchIterator            tasks      the registry; loads torch only when building
+"""
