@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from esper.leyline.actions import ActionOutcome, ActionSpec
+from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.payloads import CoalitionResult, HeadChoice, Payload
 from esper.leyline.reports import SeedReport
 from esper.leyline.rewards import RewardComponents
@@ -23,7 +24,6 @@ __all__ = [
     "PanicReason",
     "Phase",
     "RollbackReport",
-    "SeedEvidence",
     "StepDecision",
     "StepEvidence",
     "StepOutcome",
@@ -74,18 +74,6 @@ class Panic(msgspec.Struct, frozen=True, kw_only=True):
     consecutive_anomalies: int
 
 
-class SeedEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one seed was found to be worth in this step's validation."""
-
-    slot_id: str
-    contribution_pp: float
-    """Accuracy with everything on minus accuracy with this seed off."""
-    attributed_pp: float | None
-    """Its Shapley share of the gain of all seeds over the bare host, where that is known."""
-    interaction_sum_pp: float | None
-    boost_received_pp: float | None
-
-
 class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What one env showed in this step's training and validation, before the decision."""
 
@@ -93,14 +81,13 @@ class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
     signals: TrainingSignals
     reports: tuple[SeedReport, ...]
     """Occupied slots, in action order."""
-    seeds: tuple[SeedEvidence, ...]
-    """Seeds that were ablated, in action order."""
+    attribution: AttributionEvidence
     coalitions: tuple[CoalitionResult, ...]
-    """Empty when there was nothing to ablate."""
+    """Accuracies of the active seeds' coalitions; empty when there was nothing to ablate."""
     strategy: str
     """`full_factorial` or `leave_one_out`."""
-    committed_accuracy_pct: float | None
-    """Accuracy with only the fossils on."""
+    stable_accuracy_pct: float
+    """The lowest of the last accuracies, over the escrow window."""
     host_params: int
     total_params: int
     host_gradient_norm: float | None
