@@ -1,0 +1,1 @@
+"""Selection pressure: the agent, rewards, attribution, control, training and evaluation."""
