@@ -3,12 +3,17 @@
 import msgspec
 import torch
 from tests.kasmina.seeds import CAUSE, HEALTHY
+from torch import nn
+from torch.nn import functional
 
+from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import Outcome, stage_of
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import Germination, Ramp
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.stages import LifecycleRules, Stage
+from esper.leyline.tasks import CnnHostSpec, HostSpec, TransformerHostSpec
 
 torch.set_num_threads(1)
 
@@ -81,3 +86,39 @@ def _settle(slot: SeedSlot, alpha: float) -> None:
 
 def granted(outcome: Outcome) -> None:
     assert outcome.succeeded, outcome.refusal
+
+
+CNN = CnnHostSpec(
+    in_channels=1, image_size=8, num_classes=5, base_channels=2, num_blocks=3, num_pools=2
+)
+TRANSFORMER = TransformerHostSpec(
+    block_size=8, num_layers=3, num_heads=2, embed_dim=8, vocab_size=11, dropout=0.1
+)
+SPECS: dict[Topology, HostSpec] = {Topology.CNN: CNN, Topology.TRANSFORMER: TRANSFORMER}
+BLUEPRINT = {Topology.CNN: Blueprint.CONV_LIGHT, Topology.TRANSFORMER: Blueprint.MLP_SMALL}
+"""One blueprint of each topology with several layers."""
+
+
+def grown(
+    spec: HostSpec = CNN, *, seed: int = 0, slot_ids: tuple[str, ...] | None = None
+) -> MorphogeneticModel:
+    """Return a model without seeds."""
+    host = build_host(spec, generator(seed))
+    return MorphogeneticModel(host, spec.slot_ids if slot_ids is None else slot_ids, EAGER)
+
+
+def inputs(spec: HostSpec = CNN, seed: int = 11, num_samples: int = 4) -> torch.Tensor:
+    source = generator(seed)
+    if isinstance(spec, CnnHostSpec):
+        shape = (num_samples, spec.in_channels, spec.image_size, spec.image_size)
+        return torch.randn(shape, generator=source)
+    return torch.randint(0, spec.vocab_size, (num_samples, spec.block_size), generator=source)
+
+
+def loss_of(model: nn.Module, spec: HostSpec = CNN, seed: int = 11) -> torch.Tensor:
+    """Return the loss of one training batch, its dropout masks from a generator of its own."""
+    host = model.host if isinstance(model, MorphogeneticModel) else model
+    host.set_dropout_generator(generator(seed + 1))  # type: ignore[operator]
+    logits = model(inputs(spec, seed)).flatten(0, -2)
+    targets = torch.randint(0, spec.num_classes, (len(logits),), generator=generator(seed + 2))
+    return functional.cross_entropy(logits, targets)
