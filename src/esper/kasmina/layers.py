@@ -10,9 +10,10 @@ __all__ = [
     "CausalAttention",
     "Conv2d",
     "Embedding",
+    "GroupNorm",
     "Linear",
+    "ZeroGroupNorm",
     "ZeroLinear",
-    "group_norm",
     "initialise",
     "num_groups",
 ]
@@ -65,19 +66,30 @@ class ZeroLinear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
+class GroupNorm(nn.GroupNorm):
+    """GroupNorm over the groups of `num_groups`, without parameters."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(num_groups(channels), channels, affine=False)
+
+
+class ZeroGroupNorm(nn.GroupNorm):
+    """GroupNorm that outputs nothing at birth, while its gain and bias have a gradient at once.
+
+    Its input must need a gradient: on the CPU, torch 2.13's channels-last backward writes the
+    input's gradient even when nobody asked for it, and dies. After a trainable layer it does.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(num_groups(channels), channels)
+        nn.init.zeros_(self.weight)
+
+
 def num_groups(channels: int) -> int:
-    """Return the group count for GroupNorm: groups of at least 16 channels, if any divide."""
+    """Return the largest known group count that leaves 16 channels per group, or just divides."""
     divisors = [count for count in GROUP_COUNTS if channels % count == 0]
     wide = (count for count in divisors if channels // count >= MIN_CHANNELS_PER_GROUP)
     return next(wide, divisors[0])
-
-
-def group_norm(channels: int, *, is_zero: bool = False) -> nn.GroupNorm:
-    """Return a GroupNorm; a zero one outputs nothing at birth, yet its gain and bias learn."""
-    norm = nn.GroupNorm(num_groups(channels), channels)
-    if is_zero:
-        nn.init.zeros_(norm.weight)
-    return norm
 
 
 def initialise(

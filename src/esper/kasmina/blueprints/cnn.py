@@ -6,11 +6,11 @@ moved. Activations before it are SiLU, because a ReLU of few channels may be dea
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from esper.kasmina.blueprints.seed import Seed
-from esper.kasmina.layers import Conv2d, Linear, ZeroLinear, group_norm
+from esper.kasmina.blueprints.seed import Norm, Seed
+from esper.kasmina.layers import Conv2d, GroupNorm, Linear, ZeroGroupNorm, ZeroLinear
 
 __all__ = [
     "Bottleneck",
@@ -19,7 +19,7 @@ __all__ = [
     "ConvLight",
     "ConvSmall",
     "Depthwise",
-    "Norm",
+    "ImageNorm",
 ]
 
 
@@ -37,7 +37,7 @@ class ConvLight(Seed):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = Conv2d(channels, channels, self.kernel_size)
-        self.norm = group_norm(channels, is_zero=True)
+        self.norm = ZeroGroupNorm(channels)
 
     @classmethod
     def num_params(cls, channels: int) -> int:
@@ -66,14 +66,14 @@ class ConvHeavy(Seed):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.first = Conv2d(channels, channels, 3)
-        self.inner_norm = group_norm(channels)
+        self.inner_norm = GroupNorm(channels)
         self.second = Conv2d(channels, channels, 3)
-        self.norm = group_norm(channels, is_zero=True)
+        self.norm = ZeroGroupNorm(channels)
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count two convolutions and two norms."""
-        return 18 * channels**2 + 4 * channels
+        """Count two convolutions and the last norm; the inner one has no parameters."""
+        return 18 * channels**2 + 2 * channels
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the normalised features of two convolutions."""
@@ -92,7 +92,7 @@ class Depthwise(Seed):
         super().__init__()
         self.depthwise = Conv2d(channels, channels, 3, groups=channels)
         self.pointwise = Conv2d(channels, channels, 1)
-        self.norm = group_norm(channels, is_zero=True)
+        self.norm = ZeroGroupNorm(channels)
 
     @classmethod
     def num_params(cls, channels: int) -> int:
@@ -118,7 +118,7 @@ class Bottleneck(Seed):
         self.down = Conv2d(channels, inner, 1)
         self.conv = Conv2d(inner, inner, 3)
         self.up = Conv2d(inner, channels, 1)
-        self.norm = group_norm(channels, is_zero=True)
+        self.norm = ZeroGroupNorm(channels)
 
     @classmethod
     def num_params(cls, channels: int) -> int:
@@ -156,23 +156,10 @@ class ChannelAttention(Seed):
         return x * (2 * torch.sigmoid(logits))[:, :, None, None]
 
 
-class Norm(Seed):
-    """A way from the features to their normalised form."""
+class ImageNorm(Norm):
+    """A way from the features to their group-normalised form."""
 
-    structure = "x + tanh(a) (GN(x) - x)"
-    birth = "The scalar a is zero, so none of the way to the normalised features is gone."
+    structure = "x + tanh(a) (g GN(x) - x) + b"
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = group_norm(channels)
-        self.amount = nn.Parameter(torch.zeros(()))
-
-    @classmethod
-    def num_params(cls, channels: int) -> int:
-        """Count the norm's gain and bias, and the scalar."""
-        return 2 * channels + 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Go a learnt part of the way."""
-        normed: Tensor = self.norm(x)
-        return x + torch.tanh(self.amount) * (normed - x)
+        super().__init__(GroupNorm(channels), (channels, 1, 1))

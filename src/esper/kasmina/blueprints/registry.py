@@ -21,7 +21,7 @@ SEEDS: Final[Mapping[Topology, Mapping[Blueprint, type[Seed]]]] = MappingProxyTy
                 Blueprint.NOOP: Noop,
                 Blueprint.CONV_LIGHT: cnn.ConvLight,
                 Blueprint.ATTENTION: cnn.ChannelAttention,
-                Blueprint.NORM: cnn.Norm,
+                Blueprint.NORM: cnn.ImageNorm,
                 Blueprint.DEPTHWISE: cnn.Depthwise,
                 Blueprint.BOTTLENECK: cnn.Bottleneck,
                 Blueprint.CONV_SMALL: cnn.ConvSmall,
@@ -32,7 +32,7 @@ SEEDS: Final[Mapping[Topology, Mapping[Blueprint, type[Seed]]]] = MappingProxyTy
             {
                 Blueprint.NOOP: Noop,
                 Blueprint.ATTENTION: transformer.Attention,
-                Blueprint.NORM: transformer.LayerNorm,
+                Blueprint.NORM: transformer.TextNorm,
                 Blueprint.LORA: transformer.Lora,
                 Blueprint.LORA_LARGE: transformer.LoraLarge,
                 Blueprint.MLP_SMALL: transformer.MlpSmall,

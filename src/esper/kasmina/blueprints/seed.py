@@ -1,12 +1,13 @@
-"""What every seed module is: the same shape out as in, and the identity at birth."""
+"""What every seed is: same shape out as in, the identity at birth; and the two both hosts share."""
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from esper.leyline.errors import InvalidValueError
 
-__all__ = ["Noop", "Seed"]
+__all__ = ["Noop", "Norm", "Seed"]
 
 
 class Seed(nn.Module):
@@ -50,3 +51,26 @@ class Noop(Seed):
     def forward(self, x: Tensor) -> Tensor:
         """Return the input."""
         return x
+
+
+class Norm(Seed):
+    """A way from the features to their normalised form, rescaled and shifted."""
+
+    birth = "The scalar a and the shift b are zero, so no part of the way is gone."
+
+    def __init__(self, norm: nn.Module, gain_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.norm = norm
+        self.amount = nn.Parameter(torch.zeros(()))
+        self.gain = nn.Parameter(torch.ones(gain_shape))
+        self.shift = nn.Parameter(torch.zeros(gain_shape))
+
+    @classmethod
+    def num_params(cls, channels: int) -> int:
+        """Count gain and shift of each channel, and the scalar."""
+        return 2 * channels + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Go a learnt part of the way."""
+        rescaled: Tensor = self.gain * self.norm(x)
+        return x + torch.tanh(self.amount) * (rescaled - x) + self.shift

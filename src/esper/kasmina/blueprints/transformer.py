@@ -4,21 +4,20 @@ All but one end in a linear layer that is zero at birth. No norm follows it, so 
 ordinary size at once; what stands before it has one as soon as it has moved.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from esper.kasmina.blueprints.seed import Seed
+from esper.kasmina.blueprints.seed import Norm, Seed
 from esper.kasmina.layers import CausalAttention, Linear, ZeroLinear
 from esper.leyline.errors import InvalidValueError
 
 __all__ = [
     "Attention",
-    "LayerNorm",
     "Lora",
     "LoraLarge",
     "Mlp",
     "MlpSmall",
+    "TextNorm",
 ]
 
 NUM_HEADS = 4
@@ -57,26 +56,13 @@ class Attention(Seed):
         return x + added
 
 
-class LayerNorm(Seed):
-    """A way from the features to their normalised form."""
+class TextNorm(Norm):
+    """A way from the features to their layer-normalised form."""
 
-    structure = "x + tanh(a) (LN(x) - x)"
-    birth = "The scalar a is zero, so none of the way to the normalised features is gone."
+    structure = "x + tanh(a) (g LN(x) - x) + b"
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(channels)
-        self.amount = nn.Parameter(torch.zeros(()))
-
-    @classmethod
-    def num_params(cls, channels: int) -> int:
-        """Count the norm's gain and bias, and the scalar."""
-        return 2 * channels + 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Go a learnt part of the way."""
-        normed: Tensor = self.norm(x)
-        return x + torch.tanh(self.amount) * (normed - x)
+        super().__init__(nn.LayerNorm(channels, elementwise_affine=False), (channels,))
 
 
 class Lora(Seed):
