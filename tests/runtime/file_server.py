@@ -19,6 +19,7 @@ class ServedFile:
     stalls: bool = False
     """Whether an answer that breaks off hangs instead."""
     status: int = 200
+    name: str = "the-file.bin"
     url: str = ""
     ranges: list[str | None] = field(default_factory=list)
     release: threading.Event = field(default_factory=threading.Event)
@@ -64,7 +65,7 @@ def serving(file: ServedFile) -> Iterator[ServedFile]:
     """Serve a file while the block runs."""
     with _Server(("127.0.0.1", 0), _Handler) as server:
         server.file = file
-        file.url = f"http://127.0.0.1:{server.server_address[1]}/the-file.bin"
+        file.url = f"http://127.0.0.1:{server.server_address[1]}/{file.name}"
         # A short poll: shutting down waits for it.
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

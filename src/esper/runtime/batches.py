@@ -104,13 +104,14 @@ class SharedBatchIterator:
         self._crop_padding = dataset.crop_padding if augment and self._is_training else 0
         self._transfer = transfer
         self._num_batches = self._count_batches(max_batches)
-        self._stores = {
-            device: _preloaded(self._split, device, transfer, check_cancelled)
-            if preload
-            else self._split
-            for device in self._devices
-        }
-        self._scales = {device: _scale_on(device, dataset) for device in self._devices}
+        distinct = dict.fromkeys(self._devices)
+        self._scales = {device: _scale_on(device, dataset) for device in distinct}
+        self._stores = dict.fromkeys(distinct, self._split)
+        if preload:
+            self._stores = {
+                device: _preloaded(self._split, device, transfer, check_cancelled)
+                for device in distinct
+            }
 
     def __len__(self) -> int:
         """Count the batches of a pass."""

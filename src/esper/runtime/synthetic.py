@@ -53,8 +53,8 @@ def synthetic_images(
 
 def _noisy_copies(prototypes: Tensor, num_samples: int, generator: torch.Generator) -> Split:
     labels = torch.randint(len(prototypes), (num_samples,), generator=generator)
-    brightness = torch.randn(num_samples, 1, 1, 1, generator=generator) * 24
-    noise = torch.randn(num_samples, *prototypes.shape[1:], generator=generator) * 40
+    brightness = torch.randn(num_samples, 1, 1, 1, generator=generator) * 16
+    noise = torch.randn(num_samples, *prototypes.shape[1:], generator=generator) * 32
     images = prototypes[labels] + brightness + noise
     return Split(inputs=images.round().clamp(0, 255).to(torch.uint8), targets=labels)
 

@@ -39,7 +39,7 @@ class RegisteredTask:
 
     spec: TaskSpec
     load: TaskLoader
-    build_host: HostBuilder | None = None
+    build_host: "HostBuilder | None" = None
     """None builds the host that `spec.host` describes."""
 
 
@@ -101,7 +101,7 @@ _REGISTRY: Final = TaskRegistry()
 
 
 def register_task(
-    spec: TaskSpec, *, load: TaskLoader, build_host: HostBuilder | None = None
+    spec: TaskSpec, *, load: TaskLoader, build_host: "HostBuilder | None" = None
 ) -> None:
     """Add a task of your own to those that `esper-train` knows.
 
