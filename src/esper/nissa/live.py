@@ -190,7 +190,8 @@ class Subscriber:
                 return self._skip_to(feed.oldest_seq)
             else:
                 block = await anyio.to_thread.run_sync(self._reader.read, self.next_seq)
-                if block is not None:
+                # Meanwhile a late subscription may have sent the subscriber somewhere else.
+                if block is not None and block.first_seq == self.next_seq:
                     return self._advance(block)
 
     def _advance(self, block: Block) -> Block:

@@ -1,5 +1,6 @@
 """One websocket connection: hello, one subscription, then events until somebody leaves."""
 
+import contextlib
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
@@ -19,6 +20,7 @@ __all__ = ["MAX_BAD_MESSAGES", "CloseCode", "Session"]
 MAX_BAD_MESSAGES: Final = 10
 SUBSCRIPTION_GRACE_S: Final = 0.25
 """How long the first event waits for a subscription that may be on its way."""
+CLOSE_GRACE_S: Final = 1.0
 
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -45,6 +47,7 @@ class Session:
         self._is_batched = False
         self._subscribed = anyio.Event()
         self._has_streamed = False
+        self._must_greet_again = False
         self._num_bad_messages = 0
         self._scope = anyio.CancelScope()
         """Around the whole session; whoever ends it cancels this."""
@@ -65,7 +68,12 @@ class Session:
         finally:
             self._source.unsubscribe(self._subscriber)
         if self._code is not None:
-            await self._websocket.close(self._code, self._code.name.lower().replace("_", " "))
+            await self._close(self._code)
+
+    async def _close(self, code: CloseCode) -> None:
+        # A client that does not read may never take the close frame either.
+        with anyio.move_on_after(CLOSE_GRACE_S), contextlib.suppress(WebSocketDisconnect):
+            await self._websocket.close(code, code.name.lower().replace("_", " "))
 
     def _end(self, code: CloseCode | None) -> None:
         self._code = code
@@ -88,14 +96,16 @@ class Session:
             await self._subscribed.wait()
         self._has_streamed = True
         while True:
+            if self._must_greet_again:
+                self._must_greet_again = False
+                await self._send(self._hello())
             with anyio.CancelScope() as self._turn:
                 page = await self._next_page()
             if self._turn.cancelled_caught:
-                await self._send(self._hello())
-            elif page is None:
+                continue
+            if page is None:
                 return
-            else:
-                await self._send_page(page)
+            await self._send_page(page)
 
     async def _next_page(self) -> Block | Gap | None:
         try:
@@ -152,6 +162,7 @@ class Session:
             self._subscriber.rewind(subscription.since)
         self._subscribed.set()
         if self._has_streamed:
+            self._must_greet_again = True
             self._turn.cancel()
 
     async def _complain(self, reason: str) -> None:
