@@ -13,17 +13,12 @@ from tests.kasmina.bodies import BLUEPRINT, EAGER, SPECS, disturb, generator, gr
 from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES
 from tools.bench.counterfactual import grown_model, tiled_forward
 
-from esper.kasmina.counterfactual import (
-    Ablation,
-    PrefixCounts,
-    PrefixWalk,
-    full_factorial,
-    prefix_counts,
-)
+from esper.kasmina.counterfactual import PrefixCounts, PrefixWalk, full_factorial, prefix_counts
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import stage_of
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style, Topology
+from esper.leyline.attribution import Ablation
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.stages import Stage
 from esper.leyline.tasks import CnnHostSpec, HostSpec, TransformerHostSpec

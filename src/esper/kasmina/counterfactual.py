@@ -8,21 +8,15 @@ from torch import Tensor
 
 from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.slot import SeedSlot
+from esper.leyline.attribution import Ablation
 
 __all__ = [
-    "Ablation",
     "FusedOutput",
     "PrefixCounts",
     "PrefixWalk",
     "full_factorial",
     "prefix_counts",
 ]
-
-
-class Ablation(msgspec.Struct, frozen=True):
-    """Seeds whose alpha is forced to 0; all others keep their current alpha."""
-
-    off: frozenset[str] = frozenset()
 
 
 class PrefixCounts(msgspec.Struct, frozen=True):

@@ -12,11 +12,7 @@ from esper.leyline.rewards import RewardMode
 from esper.leyline.stages import Stage
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.runtime.batches import Batch
-from esper.simic.attribution.configurations import (
-    AblationPlan,
-    AblationStrategy,
-    plan_ablations,
-)
+from esper.simic.attribution.configurations import AblationPlan, AblationStrategy, plan_ablations
 from esper.simic.attribution.evidence import weigh
 from esper.simic.attribution.shapley import antithetic_permutations
 from esper.simic.training.batch_ops import Autocast, loss_and_correct
