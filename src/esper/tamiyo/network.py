@@ -68,12 +68,13 @@ class PolicyOutput:
 class Decision:
     """One decision for all envs, stacked so that each of the two tensors crosses to the host once.
 
-    Rows of `diagnostics`: K confidences, K normalised entropies, one probability per op, the value.
+    Rows of `diagnostics`: K confidences, K normalised entropies, K numbers of valid choices, one
+    probability per op, the value.
     """
 
     actions: Tensor  # int64 [K, N]
     log_probs: Tensor  # [K, N]
-    diagnostics: Tensor  # [2 * K + ops + 1, N]
+    diagnostics: Tensor  # [3 * K + ops + 1, N]
     state: LstmState
 
     @property
@@ -87,9 +88,14 @@ class Decision:
         return self.diagnostics[len(HEADS) : 2 * len(HEADS)]
 
     @property
+    def num_valid(self) -> Tensor:
+        """Return how many choices each head had, [K, N]."""
+        return self.diagnostics[2 * len(HEADS) : 3 * len(HEADS)]
+
+    @property
     def op_probabilities(self) -> Tensor:
         """Return the probability of each op, [ops, N]."""
-        return self.diagnostics[2 * len(HEADS) : -1]
+        return self.diagnostics[3 * len(HEADS) : -1]
 
     @property
     def values(self) -> Tensor:
@@ -228,6 +234,7 @@ class PolicyNetwork(nn.Module):
         diagnostics = (
             chosen.confidence(actions),
             chosen.entropy(),
+            chosen.masks.sum(-1),
             ops_alone.probs[:, 0, :NUM_OPS],
             output.values.unsqueeze(-1),
         )
