@@ -154,6 +154,8 @@ class EpochCompleted(Payload, frozen=True, kw_only=True):
     val_loss: Measured
     val_accuracy_pct: Measured
     host_gradient_norm: Measured
+    network_gradient_norm: Measured
+    """Host and measured seeds together."""
     seeds: tuple[SeedSnapshot, ...]
 
 

@@ -109,7 +109,8 @@ class Control:
                 "the ENV_FAILED events say why, and the last checkpoint is intact"
             )
         reports = [() if env is None else env.reports for env in evidence.envs]
-        observed = self._observe([env and env.signals for env in evidence.envs], reports)
+        signals = [None if env is None else env.signals for env in evidence.envs]
+        observed = self._observe(signals, reports)
         masks = self.masker.masks(reports)
         self.tally.add_masks(masks, torch.tensor([env is not None for env in evidence.envs]))
         choice = self.controller.choose(
@@ -215,9 +216,9 @@ class Control:
         slot_index = {slot_id: index for index, slot_id in enumerate(self.rules.slot_ids)}
         contributions = torch.zeros(self.num_envs, len(slot_index))
         is_measured = torch.zeros(self.num_envs, len(slot_index), dtype=torch.bool)
-        for env in evidence.envs:
+        for env_id, env in enumerate(evidence.envs):
             for seed in () if env is None else env.attribution.seeds:
-                place = (env.env_id, slot_index[seed.slot_id])
+                place = (env_id, slot_index[seed.slot_id])
                 contributions[place] = seed.contribution_pp
                 is_measured[place] = True
         return contributions, is_measured
@@ -239,7 +240,7 @@ class Control:
             )
         if self.learner is not None:
             after = self._observe(
-                [env and env.signals for env in outcome.envs],
+                [None if env is None else env.signals for env in outcome.envs],
                 [() if env is None else env.reports for env in outcome.envs],
             )
             self.learner.truncate([env.env_id for env in live], after)
