@@ -122,11 +122,8 @@ def _numeric_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
     where = [
         name for name, value in fields if isinstance(value, float) and not math.isfinite(value)
     ]
-    counts = {
-        "nan_gradients": update.nan_gradient_count,
-        "inf_gradients": update.inf_gradient_count,
-    }
-    where += [name for name, count in counts.items() if count]
+    where += ["nan_gradients"] if update.nan_gradient_count else []
+    where += ["inf_gradients"] if update.inf_gradient_count else []
     if where or update.num_finiteness_skips:
         yield NumericalInstabilityDetected(
             where=tuple(where), consecutive_skips=0, is_halting=False
