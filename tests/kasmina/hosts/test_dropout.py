@@ -21,6 +21,21 @@ def test_dropout_zeroes_its_share_and_scales_up_the_rest() -> None:
     assert kept.numel() / dropped.numel() == pytest.approx(0.75, abs=0.01)
 
 
+def test_every_part_of_a_drawn_word_drops_the_same_share() -> None:
+    dropped = seeded(0.25)(torch.ones(20_000, 4)) == 0
+    assert dropped.float().mean(dim=0).tolist() == pytest.approx(4 * [0.25], abs=0.01)
+
+
+def test_elements_are_dropped_independently() -> None:
+    dropped = (seeded(0.5)(torch.ones(20_000, 4)) == 0).float()
+    torch.testing.assert_close(torch.corrcoef(dropped.T), torch.eye(4), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7)])
+def test_any_shape_can_be_dropped(shape: tuple[int, ...]) -> None:
+    assert seeded(0.5)(torch.ones(shape)).shape == shape
+
+
 def test_dropout_draws_from_its_generator_alone() -> None:
     x = normal(50, 50)
     with unchanged_global_rng():

@@ -46,7 +46,7 @@ def test_training_attention_never_looks_ahead() -> None:
 
 
 def test_the_explicit_attention_equals_the_fused_one_where_nothing_is_dropped() -> None:
-    # So small a chance that no element of this batch is dropped; only the path differs.
+    # A chance too small for the mask: only the path differs.
     subject = host(dropout=1e-12)
     subject.set_dropout_generator(generator())
     torch.testing.assert_close(subject.train()(X), subject.eval()(X))
