@@ -178,3 +178,12 @@ def test_file_that_another_process_fetches_is_left_alone(tmp_path: Path) -> None
             fetch(remote(file), target)
 
     assert file.ranges == []
+
+
+def test_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"a file")
+    with (
+        serving(ServedFile(CONTENT)) as file,
+        pytest.raises(DownloadError, match=r"cannot be kept in .*taken"),
+    ):
+        fetch(remote(file), tmp_path / "taken" / "file")
