@@ -256,6 +256,19 @@ def test_damaged_fashion_file_is_named_and_nothing_else_is_tried(
     assert caught.value.exit_code == 2
 
 
+def test_few_images_still_leave_one_to_validate_on(tmp_path: Path) -> None:
+    write_files(tmp_path, fashion_files(2, 1))
+
+    assert sizes(load("fashion_mnist", "real", tmp_path)) == [1, 1, 1]
+
+
+def test_single_image_is_too_few(tmp_path: Path) -> None:
+    write_files(tmp_path, fashion_files(1, 1))
+
+    with pytest.raises(UnreadableFileError, match="train-images-idx3-ubyte: holds a single image"):
+        load("fashion_mnist", "real", tmp_path)
+
+
 def test_missing_file_among_others_is_named(tmp_path: Path) -> None:
     files = cifar_files()
     del files["data_batch_3.bin"]
