@@ -149,7 +149,8 @@ def test_server_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_cancelled_download_keeps_what_has_arrived(tmp_path: Path) -> None:
-    target, arrived = tmp_path / "file", []
+    target = tmp_path / "file"
+    arrived: list[int] = []
 
     def cancel_in_the_middle() -> None:
         if arrived and arrived[-1] > 100_000:

@@ -148,7 +148,7 @@ def test_damaged_archive_is_refused_or_read_unchanged(tmp_path: Path) -> None:
             num_refused += 1
         else:
             assert found == members
-    assert num_refused > 1000
+    assert num_refused > 800
 
 
 def test_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
