@@ -102,7 +102,7 @@ def test_no_sample_is_in_two_parts(task: str, source: str, tmp_path: Path) -> No
     train, val, test = (set(rows(dataset, part)) for part in Part)
 
     assert train.isdisjoint(val)
-    assert train.isdisjoint(test) or task == "fashion_mnist"  # here tests repeat train on purpose
+    assert train.isdisjoint(test)
     assert val.isdisjoint(test)
 
 
