@@ -21,10 +21,13 @@ def idx_bytes(shape: tuple[int, ...], data: bytes) -> bytes:
 
 
 def fashion_files(num_train: int = 24, num_test: int = 10) -> dict[str, bytes]:
-    """Return Fashion-MNIST in small: image number n is n in every pixel, of class n % 10."""
+    """Return Fashion-MNIST in small: image number n has class n % 10 and n in every pixel.
+
+    The pixels of test images are 200 brighter.
+    """
     contents = []
-    for num_images in (num_train, num_test):
-        pixels = b"".join(bytes([number]) * 784 for number in range(num_images))
+    for num_images, brightness in ((num_train, 0), (num_test, 200)):
+        pixels = b"".join(bytes([brightness + number]) * 784 for number in range(num_images))
         contents.append(idx_bytes((num_images, 28, 28), pixels))
         labels = bytes(number % 10 for number in range(num_images))
         contents.append(idx_bytes((num_images,), labels))

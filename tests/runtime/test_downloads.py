@@ -149,7 +149,8 @@ def test_server_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_cancelled_download_keeps_what_has_arrived(tmp_path: Path) -> None:
-    target, arrived = tmp_path / "file", []
+    target = tmp_path / "file"
+    arrived: list[int] = []
 
     def cancel_in_the_middle() -> None:
         if arrived and arrived[-1] > 100_000:
@@ -178,3 +179,12 @@ def test_file_that_another_process_fetches_is_left_alone(tmp_path: Path) -> None
             fetch(remote(file), target)
 
     assert file.ranges == []
+
+
+def test_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"a file")
+    with (
+        serving(ServedFile(CONTENT)) as file,
+        pytest.raises(DownloadError, match=r"cannot be kept in .*taken"),
+    ):
+        fetch(remote(file), tmp_path / "taken" / "file")

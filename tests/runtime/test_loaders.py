@@ -102,7 +102,7 @@ def test_no_sample_is_in_two_parts(task: str, source: str, tmp_path: Path) -> No
     train, val, test = (set(rows(dataset, part)) for part in Part)
 
     assert train.isdisjoint(val)
-    assert train.isdisjoint(test) or task == "fashion_mnist"  # here tests repeat train on purpose
+    assert train.isdisjoint(test)
     assert val.isdisjoint(test)
 
 
@@ -254,6 +254,19 @@ def test_damaged_fashion_file_is_named_and_nothing_else_is_tried(
         load("fashion_mnist", "auto", tmp_path / "mine")
 
     assert caught.value.exit_code == 2
+
+
+def test_few_images_still_leave_one_to_validate_on(tmp_path: Path) -> None:
+    write_files(tmp_path, fashion_files(2, 1))
+
+    assert sizes(load("fashion_mnist", "real", tmp_path)) == [1, 1, 1]
+
+
+def test_single_image_is_too_few(tmp_path: Path) -> None:
+    write_files(tmp_path, fashion_files(1, 1))
+
+    with pytest.raises(UnreadableFileError, match="train-images-idx3-ubyte: holds a single image"):
+        load("fashion_mnist", "real", tmp_path)
 
 
 def test_missing_file_among_others_is_named(tmp_path: Path) -> None:

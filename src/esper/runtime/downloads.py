@@ -69,9 +69,8 @@ def download(
     What has arrived stays in `<target>.part`, and the next attempt, in this run or a later one,
     goes on from there.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
-    with part.open("ab") as stream, _locked(stream, remote):
+    with _opened(part, remote) as stream, _locked(stream, remote):
         for _ in range(MAX_ATTEMPTS):
             num_before = _size_of(stream)
             try:
@@ -91,6 +90,15 @@ def download(
             if num_before == 0:  # it came in one piece: the server's file is another one
                 break
     raise DownloadError(remote.url, reason)
+
+
+def _opened(part: Path, remote: RemoteFile) -> IO[bytes]:
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        return part.open("ab")
+    except OSError as error:
+        reason = f"cannot be kept in {part.parent}: {error.strerror}"
+        raise DownloadError(remote.url, reason) from None
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ def _fetch_fashion_mnist(request: DataRequest) -> TensorDataset:
 def _fashion_mnist(paths: Mapping[str, Path], origin: DataOrigin) -> TensorDataset:
     train_images, train_labels, test_images, test_labels = (paths[name] for name in FASHION_FILES)
     data = _labelled_images(train_images, train_labels, image_size=28)
-    num_train = len(data) - len(data) // 12
+    num_train = _num_train(data, 12, train_images)
     return TensorDataset(
         train=_rows(data, 0, num_train),
         val=_rows(data, num_train, len(data)),
@@ -196,7 +196,7 @@ def _cifar10(contents: Mapping[str, bytes], where: Path, origin: DataOrigin) -> 
         inputs=torch.cat([parts[name].inputs for name in CIFAR_TRAIN_FILES]),
         targets=torch.cat([parts[name].targets for name in CIFAR_TRAIN_FILES]),
     )
-    num_train = len(data) - len(data) // 10
+    num_train = _num_train(data, 10, where)
     return TensorDataset(
         train=_rows(data, 0, num_train),
         val=_rows(data, num_train, len(data)),
@@ -311,6 +311,14 @@ def _labelled(images: Tensor, labels: Tensor, path: object) -> Split:
     if int(labels.max()) > MAX_LABEL:
         raise UnreadableFileError(path, f"holds the label {int(labels.max())}; labels are 0 to 9")
     return Split(inputs=images, targets=labels.long())
+
+
+def _num_train(data: Split, one_in: int, path: object) -> int:
+    """Count the images that stay for training when the last one in so many is held out."""
+    num_train = len(data) - max(1, len(data) // one_in)
+    if num_train == 0:
+        raise UnreadableFileError(path, "holds a single image, which leaves none to validate on")
+    return num_train
 
 
 def _rows(data: Split, start: int, stop: int) -> Split:
