@@ -129,8 +129,6 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     unbacked_contribution_scale: float = 10.0
     ransomware_contribution: float = 0.1
     ransomware_attributed: float = -0.2
-    trusted_discount: float = 0.5
-    """A seed whose attribution is discounted further earns no synergy."""
     # Terminal and sparse
     terminal_acc_weight: float = 0.05
     param_budget: int = 500_000

@@ -148,7 +148,7 @@ def test_a_seed_that_starts_early_is_paid_a_share(step: int, share: float) -> No
     ],
 )
 def test_ratio_penalty_by_contribution_and_share(x, share, penalty) -> None:
-    assert ratio_penalty(x, share, 1.0, CONFIG) == pytest.approx(penalty)
+    assert ratio_penalty(x, share, CONFIG) == pytest.approx(penalty)
 
 
 def test_anti_gaming_can_be_switched_off() -> None:
