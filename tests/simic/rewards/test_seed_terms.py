@@ -10,7 +10,13 @@ from tests.simic.rewards.builders import acting, inputs, result, seed, terms, wo
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import ContractError
-from esper.leyline.rewards import AttributionFormula, HackingPattern, RewardConfig, RewardMode
+from esper.leyline.rewards import (
+    AttributionFormula,
+    HackingPattern,
+    RewardComponents,
+    RewardConfig,
+    RewardMode,
+)
 from esper.leyline.stages import Stage
 from esper.simic.rewards.seed_terms import attribution_discount, ratio_penalty, timing_discount
 
@@ -47,7 +53,7 @@ def test_every_living_seed_is_paid_by_itself_whichever_is_acted_on(first, second
     op = Op.WAIT if target is None else Op.PRUNE
     here = {"op": op, "target_slot": target}
     together = terms(inputs(first, second, **here))
-    alone = terms(inputs(first, **here)).plus(terms(inputs(second, **here)))
+    alone = RewardComponents.sum_of(*(terms(inputs(one, **here)) for one in (first, second)))
     for name in PER_SEED:
         assert getattr(together, name) == pytest.approx(getattr(alone, name))
 
