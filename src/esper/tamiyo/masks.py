@@ -48,7 +48,7 @@ class _Slots:
     is_prunable_age: BoolArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ActionMasker:
     """Computes masks for one run; holds the rules as lookup tables."""
 
@@ -72,17 +72,13 @@ class ActionMasker:
         blocking[[STAGE_INDEX[stage] for stage in GERMINATION_BLOCKING_STAGES]] = True
         rows = [OP_RULES[op] for op in Op]
         offered = BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]
-        tables = {
-            "_slot_index": {slot_id: i for i, slot_id in enumerate(self.rules.slot_ids)},
-            "_stage_table": table,
-            "_ignores_ramps": np.array([[not rule.needs_rest] for rule in rows]),
-            "_ignores_age": np.array([[not rule.needs_prune_age] for rule in rows]),
-            "_ignores_room": np.array([[not rule.needs_room] for rule in rows]),
-            "_blocks_germination": blocking,
-            "_offered": np.array([blueprint in offered for blueprint in Blueprint]),
-        }
-        for name, value in tables.items():
-            object.__setattr__(self, name, value)
+        self._slot_index = {slot_id: index for index, slot_id in enumerate(self.rules.slot_ids)}
+        self._stage_table = table
+        self._ignores_ramps = np.array([[not rule.needs_rest] for rule in rows])
+        self._ignores_age = np.array([[not rule.needs_prune_age] for rule in rows])
+        self._ignores_room = np.array([[not rule.needs_room] for rule in rows])
+        self._blocks_germination = blocking
+        self._offered = np.array([blueprint in offered for blueprint in Blueprint])
 
     def masks(self, reports_by_env: Sequence[Sequence[SeedReport]]) -> ActionMasks:
         """Return the masks of all envs, given each one's occupied slots."""
