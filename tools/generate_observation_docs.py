@@ -12,6 +12,7 @@ from esper.tamiyo.features import (
     UNMEASURED,
     UNMEASURED_SIGNED,
     Feature,
+    Transform,
 )
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "observation.md"
@@ -60,19 +61,18 @@ def table(features: Iterable[Feature], origin: str) -> Iterator[str]:
             feature.meaning,
             source,
             formula(feature),
-            f"{feature.unmeasured:g}",
+            "" if feature.unmeasured is None else f"{feature.unmeasured:g}",
         )
         yield f"| {' | '.join(cells)} |\n"
 
 
 def formula(feature: Feature) -> str:
     """Return how a reading x becomes this feature."""
-    name = feature.transform.name
-    if name == "STEPS":
+    if feature.transform is Transform.STEPS:
         return "min(x / episode length, 1)"
-    if name == "SYMLOG":
+    if feature.transform is Transform.SYMLOG:
         return f"sign(x) ln(1 + abs(x)) / {feature.scale:g}"
-    if name == "DECAY":
+    if feature.transform is Transform.DECAY:
         return f"{feature.scale:g}^x"
     shifted = f"(x - {feature.shift:g})" if feature.shift else "x"
     scaled = shifted if feature.scale == 1.0 else f"{shifted} / {feature.scale:g}"

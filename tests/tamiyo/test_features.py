@@ -61,7 +61,7 @@ def oracle_slot(report: SeedReport | None) -> list[float]:
     row += [tenth(report.contribution_pp), tenth(report.contribution_velocity_pp)]
     row += [report.tempo_steps / 12, alpha.target, alpha.mode / 2]
     row += [share_of_episode(alpha.steps_total), share_of_episode(alpha.steps_done)]
-    row += [share_of_episode(alpha.steps_to_target), clipped(alpha.velocity)]
+    row += [share_of_episode(alpha.steps_to_target), alpha.velocity]
     row += [(report.algorithm - 1) / 2, tenth(report.interaction_sum_pp)]
     if gradient is None:
         row += [-1.0, -1.0, -1.0, -1.0]

@@ -1,6 +1,7 @@
 """Rewards as data: modes, every constant, what a reward is computed from, and what it returns."""
 
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
@@ -129,8 +130,6 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     unbacked_contribution_scale: float = 10.0
     ransomware_contribution: float = 0.1
     ransomware_attributed: float = -0.2
-    trusted_discount: float = 0.5
-    """A seed whose attribution is discounted further earns no synergy."""
     # Terminal and sparse
     terminal_acc_weight: float = 0.05
     param_budget: int = 500_000
@@ -320,16 +319,15 @@ class RewardComponents(msgspec.Struct, frozen=True, kw_only=True):
     auto_prune_penalty: float = 0.0
     hindsight_credit: float = 0.0
 
-    def plus(self, other: "RewardComponents") -> "RewardComponents":
-        """Return the sum of both, term by term."""
-        names = self.__struct_fields__
-        return RewardComponents(
-            **{name: getattr(self, name) + getattr(other, name) for name in names}
-        )
+    @classmethod
+    def sum_of(cls, *parts: Self) -> Self:
+        """Return the sum of at least one, term by term."""
+        columns = zip(*map(msgspec.structs.astuple, parts), strict=True)
+        return cls(**dict(zip(cls.__struct_fields__, map(sum, columns), strict=True)))
 
     def total(self) -> float:
         """Return the sum of all terms, in the order they are declared."""
-        return float(sum(getattr(self, name) for name in self.__struct_fields__))
+        return float(sum(msgspec.structs.astuple(self)))
 
 
 class HackingPattern(StrEnum):

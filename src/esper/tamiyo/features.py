@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline.actions import NUM_OPS, Op
+from esper.leyline.actions import Op
 from esper.leyline.reports import SeedReport
 from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
-from esper.leyline.stages import NUM_STAGES, STAGE_INDEX, Stage
+from esper.leyline.stages import STAGE_INDEX, Stage
 from esper.tamiyo.gather import LocatedReports, locate_reports
 
 __all__ = [
@@ -50,10 +50,14 @@ SYMLOG_SCALE: Final = 7.0
 class Transform(StrEnum):
     """How a raw reading x becomes a feature."""
 
-    LINEAR = "clip((x - shift) / scale)"
-    STEPS = "min(x / episode length, 1)"
-    SYMLOG = "sign(x) ln(1 + |x|) / scale"
-    DECAY = "scale^x"
+    LINEAR = "linear"
+    """(x - shift) / scale, clipped to [low, high]."""
+    STEPS = "steps"
+    """x / episode length, at most 1."""
+    SYMLOG = "symlog"
+    """sign(x) ln(1 + |x|) / scale."""
+    DECAY = "decay"
+    """scale to the power of x."""
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +72,16 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     low: float = -np.inf
     high: float = np.inf
-    unmeasured: float = UNMEASURED
+    unmeasured: float | None = None
+    """Value of a missing reading; None where readings are never missing."""
 
 
 def _linear(name: str, source: str, scale: float, meaning: str, *, shift: float = 0.0) -> Feature:
     return Feature(name=name, source=source, scale=scale, shift=shift, meaning=meaning)
+
+
+def _optional(name: str, source: str, scale: float, meaning: str) -> Feature:
+    return Feature(name=name, source=source, scale=scale, meaning=meaning, unmeasured=UNMEASURED)
 
 
 def _signed(name: str, source: str, scale: float, meaning: str) -> Feature:
@@ -102,6 +111,7 @@ def _symlog(name: str, source: str, meaning: str) -> Feature:
         transform=Transform.SYMLOG,
         scale=SYMLOG_SCALE,
         meaning=meaning,
+        unmeasured=UNMEASURED,
     )
 
 
@@ -118,7 +128,7 @@ BASE_TABLE: Final = (
         for index in range(HISTORY_LENGTH)
     ),
     *(
-        _linear(
+        _optional(
             f"val_accuracy_{index}",
             f"accuracy_history[{index}]",
             100.0,
@@ -154,14 +164,16 @@ SLOT_TABLE: Final = (
     _steps("alpha_steps_total", "alpha.steps_total", "length of the last ramp"),
     _steps("alpha_steps_done", "alpha.steps_done", "steps of it that are done"),
     _steps("alpha_steps_to_target", "alpha.steps_to_target", "steps of it that are left"),
-    _signed("alpha_velocity", "alpha.velocity", 1.0, "mean change of alpha per step"),
+    _linear("alpha_velocity", "alpha.velocity", 1.0, "mean change of alpha per step"),
     _linear("algorithm", "algorithm", 2.0, "how seed and host are composed", shift=1.0),
     _signed("interaction", "interaction_sum_pp", 10.0, "what the seed gains with its partners"),
     _symlog("gradient_norm", "gradient.norm", "norm of the seed's gradient"),
-    _linear("gradient_health", "gradient.health", 1.0, "health of the seed's gradient"),
-    _flag("has_vanishing", "gradient.has_vanishing", "whether a part of the gradient vanishes"),
-    _flag("has_exploding", "gradient.has_exploding", "whether a part of the gradient explodes"),
-    _linear("previous_gradient_health", "previous_gradient_health", 1.0, "health one step earlier"),
+    _optional("gradient_health", "gradient.health", 1.0, "health of the seed's gradient"),
+    _optional("has_vanishing", "gradient.has_vanishing", 1.0, "whether a part of it vanishes"),
+    _optional("has_exploding", "gradient.has_exploding", 1.0, "whether a part of it explodes"),
+    _optional(
+        "previous_gradient_health", "previous_gradient_health", 1.0, "health one step earlier"
+    ),
     _steps("steps_in_stage", "steps_in_stage", "time in the stage"),
     Feature(
         name="freshness",
@@ -169,6 +181,7 @@ SLOT_TABLE: Final = (
         transform=Transform.DECAY,
         scale=FRESHNESS_DECAY,
         meaning="how recently the contribution was measured",
+        unmeasured=UNMEASURED,
     ),
     _steps("age", "age_steps", "time since germination"),
 )
@@ -221,7 +234,7 @@ class _Scaling:
             scale=np.where(is_decay, 1.0, scale),
             low=np.array([feature.low for feature in table]),
             high=np.array([feature.high for feature in table]),
-            unmeasured=np.array([feature.unmeasured for feature in table]),
+            unmeasured=np.array([_unmeasured_of(feature) for feature in table]),
             is_symlog=np.array([feature.transform is Transform.SYMLOG for feature in table]),
             is_decay=is_decay,
             decay=scale[is_decay],
@@ -241,6 +254,11 @@ def _scale_of(feature: Feature, num_steps: int) -> float:
     return float(num_steps) if feature.transform is Transform.STEPS else feature.scale
 
 
+def _unmeasured_of(feature: Feature) -> float:
+    # Whatever is wrong with a reading, the policy never sees a number that is not finite.
+    return UNMEASURED if feature.unmeasured is None else feature.unmeasured
+
+
 def _column(table: Sequence[Feature], name: str) -> int:
     return next(index for index, feature in enumerate(table) if feature.name == name)
 
@@ -249,13 +267,14 @@ def _columns_of(table: Sequence[Feature], prefix: str) -> list[int]:
     return [index for index, feature in enumerate(table) if feature.source.startswith(prefix)]
 
 
-_STAGE_COLUMNS: Final = 1 + np.arange(NUM_STAGES)
-_OP_COLUMNS: Final = _column(BASE_TABLE, "last_op_wait") + np.arange(NUM_OPS)
-_LOSS_COLUMNS: Final = slice(3, 3 + HISTORY_LENGTH)
-_ACCURACY_COLUMNS: Final = slice(3 + HISTORY_LENGTH, 3 + 2 * HISTORY_LENGTH)
-_SHARE_COLUMNS: Final = slice(_ACCURACY_COLUMNS.stop, _ACCURACY_COLUMNS.stop + 3)
+_LOSS_COLUMNS: Final = _columns_of(BASE_TABLE, "loss_history")
+_ACCURACY_COLUMNS: Final = _columns_of(BASE_TABLE, "accuracy_history")
+_SHARE_COLUMNS: Final = _columns_of(BASE_TABLE, "-")
 _SUCCESS_COLUMN: Final = _column(BASE_TABLE, "last_succeeded")
+_OP_COLUMNS: Final = np.array(_columns_of(BASE_TABLE, "feedback.op"))
 
+_OCCUPIED_COLUMN: Final = _column(SLOT_TABLE, "is_occupied")
+_STAGE_COLUMNS: Final = np.array(_columns_of(SLOT_TABLE, "stage"))
 _GRADIENT_COLUMNS: Final = _columns_of(SLOT_TABLE, "gradient.")
 _REPORT_COLUMNS: Final = [
     index
@@ -271,7 +290,7 @@ _read_signals = attrgetter(*(feature.source for feature in BASE_TABLE[:3]))
 _NO_GRADIENT: Final = (None,) * len(_GRADIENT_COLUMNS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class FeatureExtractor:
     """Builds the observations of one run."""
 
@@ -284,10 +303,9 @@ class FeatureExtractor:
 
     def __post_init__(self) -> None:
         """Lay the tables out as vectors."""
-        index = {slot_id: position for position, slot_id in enumerate(self.slot_ids)}
-        object.__setattr__(self, "_slot_index", index)
-        object.__setattr__(self, "_base_scaling", _Scaling.of(BASE_TABLE, self.num_steps))
-        object.__setattr__(self, "_slot_scaling", _Scaling.of(SLOT_TABLE, self.num_steps))
+        self._slot_index = {slot_id: index for index, slot_id in enumerate(self.slot_ids)}
+        self._base_scaling = _Scaling.of(BASE_TABLE, self.num_steps)
+        self._slot_scaling = _Scaling.of(SLOT_TABLE, self.num_steps)
 
     def observe(
         self,
@@ -333,7 +351,7 @@ def _raw_slots(located: LocatedReports) -> NDArray[np.float64]:
     reports = located.reports
     rows = np.arange(len(reports))
     raw = np.zeros((len(reports), SLOT_FEATURES))
-    raw[:, 0] = 1.0
+    raw[:, _OCCUPIED_COLUMN] = 1.0
     raw[rows, _STAGE_COLUMNS[[STAGE_INDEX[report.stage] for report in reports]]] = 1.0
     # numpy reads None as NaN, which is what the scaling takes for unmeasured.
     raw[:, _REPORT_COLUMNS] = np.array([_read_report(report) for report in reports], dtype=float)

@@ -10,7 +10,13 @@ from tests.simic.rewards.builders import acting, inputs, result, seed, terms, wo
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import ContractError
-from esper.leyline.rewards import AttributionFormula, HackingPattern, RewardConfig, RewardMode
+from esper.leyline.rewards import (
+    AttributionFormula,
+    HackingPattern,
+    RewardComponents,
+    RewardConfig,
+    RewardMode,
+)
 from esper.leyline.stages import Stage
 from esper.simic.rewards.seed_terms import attribution_discount, ratio_penalty, timing_discount
 
@@ -47,7 +53,7 @@ def test_every_living_seed_is_paid_by_itself_whichever_is_acted_on(first, second
     op = Op.WAIT if target is None else Op.PRUNE
     here = {"op": op, "target_slot": target}
     together = terms(inputs(first, second, **here))
-    alone = terms(inputs(first, **here)).plus(terms(inputs(second, **here)))
+    alone = RewardComponents.sum_of(*(terms(inputs(one, **here)) for one in (first, second)))
     for name in PER_SEED:
         assert getattr(together, name) == pytest.approx(getattr(alone, name))
 
@@ -148,7 +154,7 @@ def test_a_seed_that_starts_early_is_paid_a_share(step: int, share: float) -> No
     ],
 )
 def test_ratio_penalty_by_contribution_and_share(x, share, penalty) -> None:
-    assert ratio_penalty(x, share, 1.0, CONFIG) == pytest.approx(penalty)
+    assert ratio_penalty(x, share, CONFIG) == pytest.approx(penalty)
 
 
 def test_anti_gaming_can_be_switched_off() -> None:

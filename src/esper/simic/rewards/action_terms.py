@@ -26,7 +26,9 @@ def action_terms(inputs: RewardInputs, scheme: RewardScheme) -> RewardComponents
         return RewardComponents(action_shaping=config.prune_cost + _prune_shaping(target, config))
     if inputs.op is Op.FOSSILIZE:
         terms = _fossilize_terms(target, inputs, scheme)
-        return terms.plus(RewardComponents(action_shaping=config.fossilize_cost))
+        return RewardComponents.sum_of(
+            terms, RewardComponents(action_shaping=config.fossilize_cost)
+        )
     return RewardComponents()
 
 

@@ -25,7 +25,7 @@ def basic_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
     """Pay a good fossil at once."""
     outcome = _fossilization(inputs, scheme)
     paid = RewardComponents(fossilize_bonus=outcome.bonus, action_shaping=outcome.penalty)
-    return ModeTerms(components=_frame(inputs, scheme).plus(paid))
+    return ModeTerms(components=RewardComponents.sum_of(_frame(inputs, scheme), paid))
 
 
 def basic_plus_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
@@ -42,7 +42,9 @@ def basic_plus_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
         action_shaping=outcome.penalty,
         drip=drip,
     )
-    return ModeTerms(components=_frame(inputs, scheme).plus(paid), drip_scales=scales)
+    return ModeTerms(
+        components=RewardComponents.sum_of(_frame(inputs, scheme), paid), drip_scales=scales
+    )
 
 
 def _frame(inputs: RewardInputs, scheme: RewardScheme) -> RewardComponents:

@@ -13,43 +13,46 @@ __all__ = ["escrow_terms", "shaped_terms"]
 
 def shaped_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
     """Pay every living seed for what it is worth this step."""
-    components = _frame(inputs, scheme)
+    parts = _frame(inputs, scheme)
     for seed in inputs.living:
         paid = seed_attribution(seed, inputs, scheme.config)
         earned = paid.attribution + paid.ratio_penalty
-        components = components.plus(paid).plus(_side_terms(seed, inputs, earned, scheme))
+        parts += [paid, *_side_terms(seed, inputs, earned, scheme)]
     return ModeTerms(
-        components=components, suspicions=tuple(suspicions_of(inputs.living, scheme.config))
+        components=RewardComponents.sum_of(*parts),
+        suspicions=tuple(suspicions_of(inputs.living, scheme.config)),
     )
 
 
 def escrow_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
     """Pay every living seed for the change of what it is worth, to be kept by fossils only."""
-    components = _frame(inputs, scheme)
+    parts = _frame(inputs, scheme)
     credits: dict[str, float] = {}
     for seed in inputs.living:
         account = escrow_account(seed, inputs, scheme.config)
-        side_terms = _side_terms(seed, inputs, account.worth, scheme)
-        components = components.plus(account.paid).plus(side_terms)
+        parts += [account.paid, *_side_terms(seed, inputs, account.worth, scheme)]
         credits[seed.slot_id] = account.next_credit
-    forfeit = escrow_forfeit(inputs, credits)
+    parts.append(RewardComponents(escrow_forfeit=escrow_forfeit(inputs, credits)))
     return ModeTerms(
-        components=components.plus(RewardComponents(escrow_forfeit=forfeit)),
+        components=RewardComponents.sum_of(*parts),
         escrow_credits=credits,
         suspicions=tuple(suspicions_of(inputs.living, scheme.config)),
     )
 
 
-def _frame(inputs: RewardInputs, scheme: RewardScheme) -> RewardComponents:
+def _frame(inputs: RewardInputs, scheme: RewardScheme) -> list[RewardComponents]:
     config = scheme.config
     is_paid = inputs.is_last_step and not config.disable_terminal_reward
     terminal = config.terminal_acc_weight * inputs.val_accuracy_pct if is_paid else 0.0
-    frame = capacity_costs(inputs, config).plus(action_terms(inputs, scheme))
-    return frame.plus(RewardComponents(terminal=terminal))
+    return [
+        capacity_costs(inputs, config),
+        action_terms(inputs, scheme),
+        RewardComponents(terminal=terminal),
+    ]
 
 
 def _side_terms(
     seed: SeedRewardInputs, inputs: RewardInputs, earned: float, scheme: RewardScheme
-) -> RewardComponents:
+) -> tuple[RewardComponents, RewardComponents]:
     bonus = RewardComponents(synergy=synergy(seed, earned, scheme.config))
-    return warnings(seed, inputs, earned, scheme.config).plus(bonus)
+    return warnings(seed, inputs, earned, scheme.config), bonus

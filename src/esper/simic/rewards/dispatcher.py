@@ -45,7 +45,7 @@ def compute_reward(inputs: RewardInputs, scheme: RewardScheme) -> RewardResult:
         auto_prune_penalty=scheme.config.auto_prune_penalty * inputs.pending_auto_prunes,
         hindsight_credit=inputs.pending_hindsight_credit,
     )
-    components = terms.components.plus(shared)
+    components = RewardComponents.sum_of(terms.components, shared)
     return RewardResult(
         total=components.total(),
         components=components,

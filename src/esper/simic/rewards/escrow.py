@@ -34,7 +34,7 @@ def escrow_account(
         return EscrowAccount(paid=RewardComponents(), next_credit=credit, worth=credit)
     if contribution < 0.0:
         return _closed(credit, loss=config.contribution_weight * contribution)
-    penalty = ratio_penalty(contribution, attributed_of(seed), 1.0, config)
+    penalty = ratio_penalty(contribution, attributed_of(seed), config)
     worth = max(0.0, config.contribution_weight * _bounded(seed, inputs, config) + penalty)
     delta = worth - credit
     if config.escrow_delta_clip > 0.0:

@@ -48,12 +48,9 @@ def attribution_discount(attributed: float, config: RewardConfig) -> float:
     return 1.0 / (1.0 + math.exp(min(-config.attribution_sigmoid_steepness * attributed, 700.0)))
 
 
-def ratio_penalty(
-    contribution: float, attributed: float, discount: float, config: RewardConfig
-) -> float:
+def ratio_penalty(contribution: float, attributed: float, config: RewardConfig) -> float:
     """Return the penalty, never positive, for a removal that costs more than the seed is worth."""
-    is_exempt = contribution <= config.hacking_min_contribution or config.disable_anti_gaming
-    if is_exempt or discount < config.trusted_discount:
+    if contribution <= config.hacking_min_contribution or config.disable_anti_gaming:
         return 0.0
     if attributed <= config.improvement_safe_threshold:
         share = min(1.0, contribution / config.unbacked_contribution_scale)
@@ -80,11 +77,13 @@ def seed_attribution(
         earned, penalty = _proxy(seed, config), 0.0
     else:
         attributed = attributed_of(seed)
-        discount = attribution_discount(attributed, config)
-        penalty = ratio_penalty(seed.contribution_pp, attributed, discount, config)
+        # A seed whose share is a loss is discounted already.
+        is_believed = attributed >= 0.0
+        penalty = ratio_penalty(seed.contribution_pp, attributed, config) if is_believed else 0.0
         earned = config.contribution_weight * _bounded(seed, config)
         if seed.contribution_pp >= 0.0:
-            earned *= discount * timing_discount(inputs.step - seed.age_steps, config)
+            earned *= attribution_discount(attributed, config)
+            earned *= timing_discount(inputs.step - seed.age_steps, config)
         if op is Op.FOSSILIZE and attributed < 0.0:
             earned = 0.0
     # What a seed earns is what pruning it costs; the penalty stays a penalty for every op.
@@ -139,11 +138,8 @@ def warnings(
 def synergy(seed: SeedRewardInputs, earned: float, config: RewardConfig) -> float:
     """Return what a seed earns by making its partners better; one that is not believed, nothing."""
     interaction = seed.interaction_sum_pp
-    is_trusted = (
-        seed.attributed_pp is None
-        or attribution_discount(seed.attributed_pp, config) >= config.trusted_discount
-    )
-    if interaction is None or interaction <= 0.0 or earned <= 0.0 or not is_trusted:
+    is_believed = seed.attributed_pp is None or seed.attributed_pp >= 0.0
+    if interaction is None or interaction <= 0.0 or earned <= 0.0 or not is_believed:
         return 0.0
     return config.synergy_weight * math.tanh(config.synergy_scale * interaction)
 
