@@ -14,7 +14,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from tests.nissa.making import RUN_ID, pruned
+from tests.nissa.making import RUN_ID, pruned, wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -248,6 +248,22 @@ async def test_client_that_stops_reading_is_told_its_exact_gap(tmp_path: Path) -
                 next_seq += 1
     assert num_dropped > 0
     assert next_seq == hub.live.last_seq + 1
+
+
+async def test_client_that_vanishes_in_mid_stream_is_forgotten_quietly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path) as (hub, address):
+        for batch in (b"true", b"false"):
+            client = await connect(f"ws://{address}/ws", sock=small_socket(address))
+            await client.send(b'{"since":0,"batch":%b}' % batch)
+            await hello_of(client)
+            client.transport.pause_reading()
+            await off_loop(lambda: hub.publish([Draft(pruned())] * 2_000))
+            await off_loop(hub.flush)
+            client.transport.abort()
+            await off_loop(lambda: wait_until(lambda: not hub.live.subscribers))
+    assert caplog.records == []
 
 
 def small_socket(address: str) -> socket.socket:
