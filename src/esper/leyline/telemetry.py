@@ -410,7 +410,10 @@ def _walk_nonfinite(value: object, path: str) -> Iterator[str]:
     elif isinstance(value, msgspec.Struct):
         prefix = f"{path}." if path else ""
         for name in _fields_with_floats(type(value)):
-            yield from _walk_nonfinite(getattr(value, name), prefix + name)
+            item = getattr(value, name)
+            # Most are missing or plain finite numbers, which need no walk of their own.
+            if item is not None and not (type(item) is float and math.isfinite(item)):
+                yield from _walk_nonfinite(item, prefix + name)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _walk_nonfinite(item, f"{path}.{key}")
