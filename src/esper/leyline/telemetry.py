@@ -281,6 +281,7 @@ EVENT_SPECS: Final[Mapping[EventType, EventSpec]] = {row.event_type: row for row
 """The one table: type, payload, level, count class, severity, channel."""
 
 _TYPES_BY_PAYLOAD: Final = {row.payload: row.event_type for row in _ROWS}
+_SEVERITIES_BY_PAYLOAD: Final = {row.payload: row.severity for row in _ROWS}
 
 
 def event_type_of(payload: Payload | type[Payload]) -> EventType:
@@ -378,7 +379,7 @@ def build_event(draft: Draft, *, seq: int, ts: float, run_id: str, group: str) -
         step=scope.step,
         env_id=scope.env_id,
         episode_id=scope.episode_id,
-        severity=draft.severity or EVENT_SPECS[_TYPES_BY_PAYLOAD[type(payload)]].severity,
+        severity=draft.severity or _SEVERITIES_BY_PAYLOAD[type(payload)],
         nonfinite=nonfinite_paths(payload) or UNSET,
         data=payload,
     )
