@@ -1,6 +1,7 @@
 """The live server, over real sockets."""
 
 import contextlib
+import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from tests.nissa.making import RUN_ID, pruned
+from tests.nissa.making import RUN_ID, pruned, wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -32,6 +33,8 @@ from esper.nissa.server import ServerAddress, build_app, serve
 pytestmark = pytest.mark.anyio
 
 LOOPBACK = "127.0.0.1"
+PING_HEADER = b"\x89\x04"
+"""A final frame with the ping opcode and a payload of four bytes."""
 T = TypeVar("T")
 
 
@@ -250,6 +253,22 @@ async def test_client_that_stops_reading_is_told_its_exact_gap(tmp_path: Path) -
     assert next_seq == hub.live.last_seq + 1
 
 
+async def test_client_that_vanishes_in_mid_stream_is_forgotten_quietly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path) as (hub, address):
+        for batch in (b"true", b"false"):
+            client = await connect(f"ws://{address}/ws", sock=small_socket(address))
+            await client.send(b'{"since":0,"batch":%b}' % batch)
+            await hello_of(client)
+            client.transport.pause_reading()
+            await off_loop(lambda: hub.publish([Draft(pruned())] * 2_000))
+            await off_loop(hub.flush)
+            client.transport.abort()
+            await off_loop(lambda: wait_until(lambda: not hub.live.subscribers))
+    assert caplog.records == []
+
+
 def small_socket(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     connection = socket.socket()
@@ -290,8 +309,8 @@ async def test_query_that_makes_no_sense_is_refused(tmp_path: Path, query: str) 
 @pytest.mark.parametrize("path", ["/../run.json", "/%2e%2e/run.json", "/ws/../events.jsonl", "//"])
 async def test_no_path_leads_to_files(tmp_path: Path, path: str) -> None:
     async with served(tmp_path) as (_, address):
-        stream = await anyio.connect_tcp(*address.rsplit(":", 1))  # type: ignore[arg-type]
-        async with stream:
+        host, _, port = address.rpartition(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
             await stream.send(f"GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
             answer = await stream.receive()
     assert answer.startswith(b"HTTP/1.1 404")
@@ -341,6 +360,25 @@ async def test_token_is_asked_for_in_header_or_query(tmp_path: Path) -> None:
         assert (await http.get(url)).status_code == 401
         answer = await http.get(url, headers={"Authorization": "Bearer sesame"})
         assert answer.status_code == 200
+
+
+async def test_idle_ping_leaves_the_global_random_stream_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.server.PING_EVERY_S", 0.01)
+    state = random.getstate()
+    async with served(tmp_path) as (_, address):
+        host, _, port = address.rpartition(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            await stream.send(
+                f"GET /ws HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\n"
+                "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+            )
+            received = b""
+            while PING_HEADER not in received:
+                received += await stream.receive()
+    assert random.getstate() == state
 
 
 async def test_address_in_use_is_named(tmp_path: Path) -> None:

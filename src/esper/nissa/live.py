@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
@@ -178,6 +179,8 @@ class Subscriber:
         """Wait for what comes next: events, what was missed, or None at the end of the run."""
         feed = self._source.feed
         while True:
+            # There may never be anything to wait for; others must get their turn all the same.
+            await anyio.lowlevel.checkpoint()
             block = feed.read(self.next_seq, PAGE_BYTES)
             if block is not None:
                 self._is_live = True
