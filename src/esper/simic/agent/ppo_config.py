@@ -60,7 +60,9 @@ class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return math.ceil(self.num_envs / NUM_MINIBATCHES)
 
 
-def ppo_config_from(training: TrainingConfig, *, obs_dim: int) -> PPOConfig:
+def ppo_config_from(
+    training: TrainingConfig, *, obs_dim: int, entropy_anneal_updates: int
+) -> PPOConfig:
     """Return the agent's part of a run's configuration."""
     policy = PolicySpec(
         obs_dim=obs_dim,
@@ -92,7 +94,7 @@ def ppo_config_from(training: TrainingConfig, *, obs_dim: int) -> PPOConfig:
         entropy_coef_start=training.entropy_coef if start is None else start,
         entropy_coef_end=training.entropy_coef if end is None else end,
         entropy_coef_min=training.entropy_coef_min,
-        entropy_anneal_updates=math.ceil(training.entropy_anneal_episodes / training.n_envs),
+        entropy_anneal_updates=entropy_anneal_updates,
         entropy_weights=tuple(weights.values()),
         total_updates=training.total_train_steps or training.n_episodes,
     )

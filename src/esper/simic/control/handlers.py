@@ -10,6 +10,7 @@ from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import Germination, PruneCause, Ramp
 from esper.leyline.actions import ActionSpec, Op
+from esper.simic.seed_management import advance_active_seed
 
 __all__ = ["HANDLERS", "HandlerContext", "carry_out"]
 
@@ -66,7 +67,7 @@ def fossilize(action: ActionSpec, context: HandlerContext) -> Outcome:
 
 def advance(action: ActionSpec, context: HandlerContext) -> Outcome:
     """Try the gate to the next stage."""
-    return context.model.advance(action.slot_id)
+    return advance_active_seed(context.model, action.slot_id)
 
 
 HANDLERS: Final[Mapping[Op, Handler]] = {

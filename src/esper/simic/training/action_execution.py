@@ -22,6 +22,7 @@ from esper.leyline.payloads import MorphologyCausalLog, Payload
 from esper.leyline.reports import SeedReport
 from esper.leyline.signals import TrainingSignals
 from esper.simic.control.handlers import HandlerContext, carry_out
+from esper.simic.seed_management import resolve_target_slot
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.masks import ActionMasker
@@ -35,7 +36,7 @@ def parse_sampled_action(indices: Sequence[int], slot_ids: Sequence[str]) -> Act
     chosen = dict(zip(HEADS, indices, strict=True))
     return ActionSpec(
         op=Op(chosen[Head.OP]),
-        slot_id=slot_ids[chosen[Head.SLOT]],
+        slot_id=resolve_target_slot(chosen[Head.SLOT], slot_ids),
         blueprint=Blueprint(chosen[Head.BLUEPRINT]),
         style=Style(chosen[Head.STYLE]),
         tempo=Tempo(chosen[Head.TEMPO]),

@@ -1,4 +1,4 @@
-"""Checkpoints: written so that a crash leaves the old one or the new one, and read without trust."""
+"""Checkpoints: a crash leaves the old one or the new one, and reading one trusts nobody."""
 
 import io
 import os

@@ -3,8 +3,10 @@
 Everything here runs on the control thread, one call after another.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.agent.rollout_buffer import PenaltyOutcome
 from esper.simic.normalizers import REWARD_CLIP
 from esper.simic.rewards.scheme import RewardScheme
+from esper.simic.seed_management import aggregate_ppo_metrics, run_ppo_updates
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.policy_controller import PolicyController, StepFacts
 from esper.simic.training.reward_ledger import EpisodeLedger
@@ -50,6 +53,8 @@ class RoundResult:
     reward_std: float | None
     rollback_attempts: int
     unattributed_penalties: int
+    update_ms: float
+    """How long the controller took to learn."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -164,8 +169,11 @@ class Control:
 
     def learn(self) -> RoundResult:
         """Let the controller learn from the finished round."""
-        learner = self.learner
-        metrics = None if learner is None else learner.learn(self.check_cancelled)
+        learner, began_s = self.learner, time.perf_counter()
+        metrics = None
+        if learner is not None:
+            update = partial(learner.learn, self.check_cancelled)
+            metrics = aggregate_ppo_metrics(run_ppo_updates(update))
         return RoundResult(
             episodes=tuple(self._episodes[env_id] for env_id in range(self.num_envs)),
             metrics=metrics,
@@ -173,11 +181,13 @@ class Control:
             reward_std=None if learner is None else float(learner.reward_normalizer.std),
             rollback_attempts=self._num_rollbacks,
             unattributed_penalties=self._num_unattributed,
+            update_ms=1e3 * (time.perf_counter() - began_s),
         )
 
-    def finished_episode(self, env_id: int) -> EpisodeRecord | None:
-        """Return an env's episode once it is over."""
-        return self._episodes.get(env_id)
+    @property
+    def episodes(self) -> dict[int, EpisodeRecord]:
+        """Return the episodes that are over, by env."""
+        return self._episodes
 
     def _observe(
         self,

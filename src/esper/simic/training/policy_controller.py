@@ -1,8 +1,9 @@
 """The learning controller: an agent that decides, remembers its rollout and learns from it."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,6 +155,19 @@ class PolicyController:
             rollout_state=self.lstm_state,
             check_cancelled=check_cancelled,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the policy and its normalisers."""
+        return {
+            "agent": self.agent.state_dict(),
+            "obs_normalizer": self.obs_normalizer.state_dict(),
+            "reward_normalizer": self.reward_normalizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the normalisers that a checkpoint kept; the agent is loaded by itself."""
+        self.obs_normalizer.load_state_dict(state["obs_normalizer"])
+        self.reward_normalizer.load_state_dict(state["reward_normalizer"])
 
     def _seen(self, observed: ObservationBatch) -> tuple[Tensor, Tensor]:
         device = self.agent.device

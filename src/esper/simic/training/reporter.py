@@ -150,7 +150,7 @@ class Reporter:
         )
 
     async def round(self, result: RoundResult, figures: RoundFigures) -> None:
-        """Tell a round's tail: profile, alarms, update, stats, trend, end, and what it was made of."""
+        """Tell a round's tail: alarms, update, stats, trend, end, and what it was made of."""
         drafts: list[Draft] = []
         emit = drafts.append
         summary = figures.summary

@@ -7,16 +7,11 @@ from typing import Final
 from esper.leyline.actions import Op
 from esper.leyline.messages import EnvEvidence, EnvOutcome
 from esper.leyline.payloads import SeedFossilized, SeedGerminated, SeedPruned
-from esper.leyline.reports import EpisodeRecord, EpisodeStatus, SeedReport
-from esper.leyline.rewards import (
-    RewardInputs,
-    RewardMemory,
-    RewardResult,
-    SeedRewardInputs,
-    SlotStage,
-)
+from esper.leyline.reports import EpisodeRecord, EpisodeStatus
+from esper.leyline.rewards import RewardInputs, RewardMemory, RewardResult
 from esper.leyline.stages import Stage
 from esper.simic.rewards.dispatcher import compute_reward
+from esper.simic.rewards.inputs import memory_at, seed_inputs, slot_stages
 from esper.simic.rewards.scaffold import (
     ScaffoldEntry,
     hindsight_credit,
@@ -79,7 +74,7 @@ class EpisodeLedger:
         self.segment_start = len(self.rewards)
         self.num_rollbacks += 1
         self.pending_auto_prunes += outcome.num_auto_prunes
-        self.memory = RewardMemory()
+        self.memory = memory_at(outcome.reports, self.scheme)
         self._count(outcome)
         self.last_evidence = evidence
 
@@ -135,11 +130,11 @@ class EpisodeLedger:
             stable_accuracy_pct=evidence.stable_accuracy_pct,
             committed_accuracy_pct=evidence.attribution.committed_accuracy_pct,
             host_params=evidence.host_params,
-            seeds=tuple(_seed_inputs(report, evidence) for report in evidence.reports),
-            slots_after=tuple(
-                SlotStage(stage=report.stage, steps_in_stage=report.steps_in_stage)
-                for report in outcome.reports
+            seeds=tuple(
+                seed_inputs(report, _attributed_pp(evidence, report.slot_id))
+                for report in evidence.reports
             ),
+            slots_after=slot_stages(outcome.reports),
             memory=self.memory,
             pending_auto_prunes=self.pending_auto_prunes,
             pending_hindsight_credit=self.pending_credit,
@@ -172,19 +167,6 @@ class EpisodeLedger:
                     self.num_fossilized += 1
 
 
-def _seed_inputs(report: SeedReport, evidence: EnvEvidence) -> SeedRewardInputs:
-    seed = evidence.attribution.of(report.slot_id)
-    return SeedRewardInputs(
-        slot_id=report.slot_id,
-        seed_id=report.seed_id,
-        stage=report.stage,
-        steps_in_stage=report.steps_in_stage,
-        age_steps=report.age_steps,
-        alpha=report.alpha.alpha,
-        num_params=report.num_params,
-        contribution_pp=None if seed is None else seed.contribution_pp,
-        attributed_pp=None if seed is None else seed.attributed_pp,
-        stage_improvement_pp=report.stage_improvement_pp,
-        progress_since_germination_pp=report.improvement_pp,
-        interaction_sum_pp=None if seed is None else seed.interaction_sum_pp,
-    )
+def _attributed_pp(evidence: EnvEvidence, slot_id: str) -> float | None:
+    seed = evidence.attribution.of(slot_id)
+    return None if seed is None else seed.attributed_pp

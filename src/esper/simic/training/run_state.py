@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from esper.leyline.reports import BatchSummary
+from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.anomaly import AnomalyState
 from esper.simic.telemetry.scoreboard import Scoreboard
 
@@ -30,7 +31,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     final_accuracy_pct: float | None = None
     anomalies: AnomalyState = AnomalyState()
     scoreboard: Scoreboard = Scoreboard()
-    escalation_steps_left: int = 0
+    escalation: Escalation = Escalation()
     history: tuple[BatchSummary, ...] = ()
 
     def rolling_with(self, accuracy_pct: float | None) -> float | None:
