@@ -7,7 +7,11 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   │   └── InvalidValueError        a key whose value breaks its constraint
 │   ├── SlotIdError                  a slot id off the grammar
 │   ├── UnknownNameError             a task, preset, blueprint or mode that does not exist
-│   └── UnreadableFileError          a file that is missing, damaged or not ours
+│   ├── UnreadableFileError          a file that is missing, damaged or not ours
+│   ├── DeviceError                  a device that does not exist here
+│   ├── DownloadError                data that could not be fetched
+│   ├── NoDataError                  real data were asked for and there are none
+│   └── TaskPluginError              somebody's task that cannot be registered
 ├── ContractError                70  a value that breaks a contract between our own parts
 │   ├── UnknownStageError            a stage number that is retired or never existed
 │   ├── IllegalTransitionError       a lifecycle edge that does not exist
@@ -26,6 +30,8 @@ from typing import ClassVar
 __all__ = [
     "ConfigError",
     "ContractError",
+    "DeviceError",
+    "DownloadError",
     "EnvFaultError",
     "EsperError",
     "EventDecodeError",
@@ -33,8 +39,10 @@ __all__ = [
     "IllegalTransitionError",
     "InterruptedRunError",
     "InvalidValueError",
+    "NoDataError",
     "RunFailedError",
     "SlotIdError",
+    "TaskPluginError",
     "TelemetryLostError",
     "UnknownKeyError",
     "UnknownNameError",
@@ -115,6 +123,37 @@ class UnreadableFileError(UsageError):
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
+
+
+class DeviceError(UsageError):
+    """Raised for a device that is misspelt or not there."""
+
+    def __init__(self, device: object, reason: str) -> None:
+        super().__init__(f"device {shown(str(device))}: {reason}")
+
+
+class DownloadError(UsageError):
+    """Raised when data could not be fetched."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url}: {reason}")
+
+
+class NoDataError(UsageError):
+    """Raised when real data were asked for and there are none."""
+
+    def __init__(self, dataset: str, reason: str) -> None:
+        super().__init__(
+            f"no data for {dataset}: {reason}; "
+            "name their directory with --data-dir, or make some up with --data synthetic"
+        )
+
+
+class TaskPluginError(UsageError):
+    """Raised for a task of somebody else that cannot be registered."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"task {shown(name)}: {reason}")
 
 
 class ContractError(EsperError):
