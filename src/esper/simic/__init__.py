@@ -1,0 +1,1 @@
+"""Selection pressure: rewards, agent, attribution, control and training."""
