@@ -82,25 +82,29 @@ class MorphogeneticModel(nn.Module):
         """Map inputs to logits, with the ablation's seeds off."""
         off = frozenset[str]() if ablation is None else ablation.off
         previous: str | None = None
-        for slot_id in self.slot_config.execution_order:
-            x = self._route.forward_to_segment(slot_id, x, from_segment=previous)
-            slot = self.slot(slot_id)
-            if slot_id not in off or not slot.is_blended:
-                x = slot(x)
-            previous = slot_id
-        assert previous is not None, "a model has at least one slot"
+        for slot in self._slots_in_execution_order():
+            # Where no seed takes part there is nothing to stop for.
+            if (slot.is_blended or slot.is_incubating) and slot.slot_id not in off:
+                x = slot(self._route.forward_to_segment(slot.slot_id, x, previous))
+                previous = slot.slot_id
+        if previous is None:
+            return self._route.forward(x)
         return self._route.forward_from_segment(previous, x)
 
     def fused_forward(self, x: Tensor, ablations: Sequence[Ablation]) -> FusedOutput:
         """Map inputs to logits under every ablation, running what they share once.
 
-        The ablations form a tree over the slots in execution order. It is walked depth first, at
-        the plain batch size, so that each ablation's logits equal its own `forward` bit for bit.
+        The ablations form a tree over the blended seeds in execution order. It is walked depth
+        first, at the plain batch size, so that each ablation's logits equal its own `forward` bit
+        for bit. Incubating seeds learn nothing here.
         """
         for slot_id in set[str]().union(*(ablation.off for ablation in ablations)):
             self.slot(slot_id)
-        slots = [self.slot(slot_id) for slot_id in self.slot_config.execution_order]
-        return PrefixWalk(self._route, slots, ablations).run(x)
+        blended = [slot for slot in self._slots_in_execution_order() if slot.is_blended]
+        return PrefixWalk(self._route, blended, ablations).run(x)
+
+    def _slots_in_execution_order(self) -> Iterator[SeedSlot]:
+        return (self.slot(slot_id) for slot_id in self.slot_config.execution_order)
 
     # --- Operations --------------------------------------------------------------------------
 
@@ -170,8 +174,8 @@ class MorphogeneticModel(nn.Module):
 
     def blended_slots(self) -> tuple[str, ...]:
         """Return the slots whose seeds change the output, in execution order."""
-        order = self.slot_config.execution_order
-        return tuple(slot_id for slot_id in order if self.slot(slot_id).is_blended)
+        slots = self._slots_in_execution_order()
+        return tuple(slot.slot_id for slot in slots if slot.is_blended)
 
     def reports(self) -> dict[str, SeedReport]:
         """Return a report of every occupied slot, in action order.
@@ -198,7 +202,10 @@ class MorphogeneticModel(nn.Module):
     # --- Stored and rebuilt ------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return primitives and tensors from which `load_state` makes this model again."""
+        """Return primitives and tensors from which `load_state` makes this model again.
+
+        The tensors are the live ones: copy or write them before training goes on.
+        """
         return {
             "version": STATE_VERSION,
             "seeds": {

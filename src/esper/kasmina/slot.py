@@ -83,15 +83,19 @@ class SeedSlot(nn.Module):
         """Tell whether the seed changes what passes through the slot."""
         return self.state is not None and self.state.is_blended
 
+    @property
+    def is_incubating(self) -> bool:
+        """Tell whether the seed learns from what passes through the slot and leaves it alone."""
+        is_training = self.state is not None and self.state.stage is Stage.TRAINING
+        return is_training and torch.is_grad_enabled()
+
     def forward(self, h: Tensor) -> Tensor:
         """Let the host's features pass, with the seed's part in them."""
-        state, seed = self.state, self.seed
-        if state is None or seed is None:
-            return h
-        if state.stage is Stage.TRAINING and torch.is_grad_enabled():
-            # The seed learns from the host's features, and the host does not notice.
-            return straight_through(h, seed(h.detach()))
-        return self.compose(h, self._alpha_like(h)) if state.is_blended else h
+        if self.is_blended:
+            return self.compose(h, self._alpha_like(h))
+        if self.is_incubating and self.seed is not None:
+            return straight_through(h, self.seed(h.detach()))
+        return h
 
     def compose(self, h: Tensor, alpha: Tensor) -> Tensor:
         """Mix the seed into `h`; alpha is a scalar or has one entry per sample."""
