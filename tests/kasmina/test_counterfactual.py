@@ -14,6 +14,7 @@ from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES
 from tools.bench.counterfactual import grown_model, tiled_forward
 
 from esper.kasmina.counterfactual import (
+    NOTHING_OFF,
     Ablation,
     PrefixCounts,
     PrefixWalk,
@@ -23,12 +24,11 @@ from esper.kasmina.counterfactual import (
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import stage_of
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import NO_MODULES
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style, Topology
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.stages import Stage
 from esper.leyline.tasks import CnnHostSpec, HostSpec, TransformerHostSpec
-
-EVERYWHERE = Ablation()
 
 
 @dataclass(eq=False)
@@ -100,8 +100,7 @@ def without(model: MorphogeneticModel, ablation: Ablation) -> MorphogeneticModel
     """Return a copy of the model that never had the ablated seeds."""
     bare = copy.deepcopy(model)
     for slot_id in ablation.off:
-        slot = bare.slot(slot_id)
-        slot.restore(None)
+        bare.slot(slot_id).restore(None, NO_MODULES)
     return bare
 
 
@@ -158,7 +157,7 @@ def test_full_factorial_runs_each_part_once_per_choice_before_it(num_seeds: int)
 def test_full_factorial_lists_every_subset_once() -> None:
     ablations = full_factorial(("a", "b", "c"))
 
-    assert ablations[0] == EVERYWHERE
+    assert ablations[0] == NOTHING_OFF
     assert ablations[5] == Ablation(frozenset({"a", "c"}))
     assert len(set(ablations)) == 8
 
@@ -167,7 +166,7 @@ def test_equal_ablations_share_one_evaluation() -> None:
     model = grown().eval()
     plant(model.slot("r0c0"), Stage.HOLDING)
 
-    output = model.fused_forward(inputs(), [EVERYWHERE] * 3)
+    output = model.fused_forward(inputs(), [NOTHING_OFF] * 3)
 
     assert output.logits[0] is output.logits[2]
     assert output.evaluated.num_seeds == 1
@@ -178,7 +177,7 @@ def test_switching_off_what_is_not_blended_branches_nothing() -> None:
     plant(model.slot("r0c0"), Stage.TRAINING)
     assert stage_of(model.slot("r0c1").state) is Stage.DORMANT
 
-    output = model.fused_forward(inputs(), [EVERYWHERE, Ablation(frozenset({"r0c0", "r0c1"}))])
+    output = model.fused_forward(inputs(), [NOTHING_OFF, Ablation(frozenset({"r0c0", "r0c1"}))])
 
     assert output.logits[0] is output.logits[1]
 

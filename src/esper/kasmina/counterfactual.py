@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 from torch import Tensor
@@ -10,6 +11,7 @@ from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.slot import SeedSlot
 
 __all__ = [
+    "NOTHING_OFF",
     "Ablation",
     "FusedOutput",
     "PrefixCounts",
@@ -23,6 +25,9 @@ class Ablation(msgspec.Struct, frozen=True):
     """Seeds whose alpha is forced to 0; all others keep their current alpha."""
 
     off: frozenset[str] = frozenset()
+
+
+NOTHING_OFF: Final = Ablation()
 
 
 class PrefixCounts(msgspec.Struct, frozen=True):

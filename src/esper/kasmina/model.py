@@ -1,6 +1,6 @@
 """The grown network: a host with slots, its operations, and its counterfactual forward pass."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import lifecycle
-from esper.kasmina.counterfactual import Ablation, FusedOutput, PrefixWalk
+from esper.kasmina.counterfactual import NOTHING_OFF, Ablation, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.seed import Germination, PruneCause, Ramp, SeedState
-from esper.kasmina.slot import Emit, SeedSlot, discard
+from esper.kasmina.slot import Emit, SeedModules, SeedSlot, discard
 from esper.leyline.errors import ContractError, UnknownNameError
 from esper.leyline.reports import SeedReport
 from esper.leyline.slots import SlotConfig
@@ -78,13 +78,12 @@ class MorphogeneticModel(nn.Module):
 
     # --- Forward -----------------------------------------------------------------------------
 
-    def forward(self, x: Tensor, ablation: Ablation | None = None) -> Tensor:
+    def forward(self, x: Tensor, ablation: Ablation = NOTHING_OFF) -> Tensor:
         """Map inputs to logits, with the ablation's seeds off."""
-        off = frozenset[str]() if ablation is None else ablation.off
         previous: str | None = None
         for slot in self._slots_in_execution_order():
             # Where no seed takes part there is nothing to stop for.
-            if (slot.is_blended or slot.is_incubating) and slot.slot_id not in off:
+            if (slot.is_blended or slot.is_incubating) and slot.slot_id not in ablation.off:
                 x = slot(self._route.forward_to_segment(slot.slot_id, x, previous))
                 previous = slot.slot_id
         if previous is None:
@@ -219,11 +218,37 @@ class MorphogeneticModel(nn.Module):
         """Take on a stored state: seeds are built from their blueprints, then weights are loaded.
 
         The host's parameters stay the same objects, as do those of a live seed with the same id.
+        A state that does not fit is refused before anything has changed.
         """
-        seeds = self._stored_seeds(stored)
-        for slot in self.all_slots():
-            slot.restore(seeds[slot.slot_id], self._device)
-        self.load_state_dict(stored["weights"])
+        seeds, weights = self._stored_seeds(stored), stored["weights"]
+        modules = {
+            slot_id: self.slot(slot_id).modules_for(state, self._device)
+            for slot_id, state in seeds.items()
+        }
+        self._check_weights(weights, modules)
+        for slot_id, state in seeds.items():
+            self.slot(slot_id).restore(state, modules[slot_id])
+        self.load_state_dict(weights)
+
+    def _check_weights(
+        self, weights: Mapping[str, Tensor], modules: Mapping[str, SeedModules]
+    ) -> None:
+        parts = {"host": self.host}
+        for slot_id, (seed, gate) in modules.items():
+            parts |= {f"slots.{slot_id}.seed": seed} if seed is not None else {}
+            parts |= {f"slots.{slot_id}.gate": gate} if gate is not None else {}
+        expected = {
+            (f"{prefix}.{name}", tensor.shape)
+            for prefix, part in parts.items()
+            for name, tensor in part.state_dict().items()
+        }
+        differing = expected ^ {(name, tensor.shape) for name, tensor in weights.items()}
+        if differing:
+            name, shape = min(differing)
+            raise ContractError(
+                f"stored weights do not fit this model: {name} of shape {tuple(shape)} is on one "
+                "side only"
+            )
 
     def _stored_seeds(self, stored: dict[str, Any]) -> dict[str, SeedState | None]:
         if stored["version"] != STATE_VERSION:
