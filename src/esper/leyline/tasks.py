@@ -266,7 +266,7 @@ _LANGUAGE_MODELS: Final = (
     ),
     _language_model(
         "tinystories",
-        "byte-level language model on the text files of --data-dir, 10.7 million parameters",
+        "byte-level language model on the text files of --data-dir, 10.8 million parameters",
         TransformerHostSpec(block_size=256, num_layers=6, num_heads=6, embed_dim=384),
         32,
         max_epochs=50,

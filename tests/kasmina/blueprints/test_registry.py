@@ -205,6 +205,20 @@ def test_a_seed_learns_from_birth_in_every_style(
 
 
 @growing
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_seed_is_the_identity_at_birth_under_autocast(
+    topology: Topology, blueprint: Blueprint, dtype: torch.dtype
+) -> None:
+    seed = build_seed(topology, blueprint, 16, generator())
+    x = features(topology, 16).to(dtype).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        blended = blend_add(x, seed(x), torch.tensor(0.5))
+    blended.float().square().sum().backward()
+    assert has_same_bits(blended, x)
+    assert all(part.grad.isfinite().all() for part in seed.parameters())
+
+
+@growing
 def test_gradients_at_birth_are_of_ordinary_size(topology: Topology, blueprint: Blueprint) -> None:
     # A zeroed layer right before a norm would multiply them by 1/sqrt(eps), about 316.
     for scale in (1e-2, 1.0, 1e2):

@@ -73,13 +73,13 @@ class DecoderLayer(nn.Module):
 class DroppedAttention(CausalAttention):
     """Causal attention that drops attention weights while it trains."""
 
-    future: Tensor
+    causal_bias: Tensor
 
     def __init__(self, channels: int, num_heads: int, block_size: int, dropout: float) -> None:
         super().__init__(channels, num_heads, Linear(channels, channels))
         self.dropout = SeededDropout(dropout)
-        future = torch.ones(block_size, block_size, dtype=torch.bool).triu(1)
-        self.register_buffer("future", future, persistent=False)
+        bias = torch.full((block_size, block_size), -math.inf).triu(1)
+        self.register_buffer("causal_bias", bias, persistent=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Mix the values of (batch, head, time, width) tensors."""
@@ -87,8 +87,7 @@ class DroppedAttention(CausalAttention):
             return super().attend(q, k, v)
         # torch's fused attention would draw its dropout mask from the global generator.
         time, width = q.shape[-2:]
-        scores = (q / math.sqrt(width)) @ k.transpose(-2, -1)
-        scores = scores.masked_fill(self.future[:time, :time], -math.inf)
+        scores = (q / math.sqrt(width)) @ k.transpose(-2, -1) + self.causal_bias[:time, :time]
         mixed: Tensor = self.dropout(scores.softmax(dim=-1)) @ v
         return mixed
 
