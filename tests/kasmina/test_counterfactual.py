@@ -15,7 +15,6 @@ from tools.bench.counterfactual import grown_model, tiled_forward
 
 from esper.kasmina.counterfactual import (
     NOTHING_OFF,
-    Ablation,
     PrefixCounts,
     PrefixWalk,
     full_factorial,
@@ -26,6 +25,7 @@ from esper.kasmina.lifecycle import stage_of
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import NO_MODULES
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style, Topology
+from esper.leyline.attribution import Ablation
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.stages import Stage
 from esper.leyline.tasks import CnnHostSpec, HostSpec, TransformerHostSpec

@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from tools.bench.row import Row
 from torch import Tensor, nn
 
-from esper.kasmina.counterfactual import Ablation, full_factorial, prefix_counts
+from esper.kasmina.counterfactual import full_factorial, prefix_counts
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import Germination
 from esper.leyline.actions import Blueprint, Tempo
+from esper.leyline.attribution import Ablation
 from esper.leyline.reports import GradientReading
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import CnnHostSpec
+from tools.bench.row import Row
 
 __all__ = ["grown_model", "rows", "tiled_forward"]
 

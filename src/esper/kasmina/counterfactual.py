@@ -9,22 +9,16 @@ from torch import Tensor
 
 from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.slot import SeedSlot
+from esper.leyline.attribution import Ablation
 
 __all__ = [
     "NOTHING_OFF",
-    "Ablation",
     "FusedOutput",
     "PrefixCounts",
     "PrefixWalk",
     "full_factorial",
     "prefix_counts",
 ]
-
-
-class Ablation(msgspec.Struct, frozen=True):
-    """Seeds whose alpha is forced to 0; all others keep their current alpha."""
-
-    off: frozenset[str] = frozenset()
 
 
 NOTHING_OFF: Final = Ablation()

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import lifecycle
-from esper.kasmina.counterfactual import NOTHING_OFF, Ablation, FusedOutput, PrefixWalk
+from esper.kasmina.counterfactual import NOTHING_OFF, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.seed import Germination, PruneCause, Ramp, SeedState
 from esper.kasmina.slot import Emit, SeedModules, SeedSlot, discard
+from esper.leyline.attribution import Ablation
 from esper.leyline.errors import ContractError, UnknownNameError
 from esper.leyline.reports import SeedReport
 from esper.leyline.slots import SlotConfig

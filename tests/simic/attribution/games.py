@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from tests.tamiyo.states import make_report
 
 from esper.leyline.alpha import AlphaState
+from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import Stage
 from esper.simic.attribution.configurations import AblationPlan, plan_ablations
-from esper.simic.attribution.evidence import AttributionEvidence, weigh
+from esper.simic.attribution.evidence import weigh
 
 Worth = Callable[[frozenset[str]], float]
 
@@ -28,7 +29,7 @@ def fossil(slot_id: str) -> SeedReport:
 
 def accuracies(plan: AblationPlan, worth: Worth, everything: Sequence[str]) -> list[float]:
     """Return the accuracy of every ablation of a plan."""
-    return [worth(frozenset(everything) - ablation.slots_off) for ablation in plan.ablations]
+    return [worth(frozenset(everything) - ablation.off) for ablation in plan.ablations]
 
 
 def evidence_of(num_seeds: int, worth: Worth, **options) -> AttributionEvidence:

@@ -8,11 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simic.attribution.games import brute_force_shapley, slots
 
-from esper.simic.attribution.shapley import (
-    antithetic_permutations,
-    exact_shapley,
-    sampled_shapley,
-)
+from esper.simic.attribution.shapley import antithetic_permutations, exact_shapley, sampled_shapley
 
 
 def random_worth(num_players: int, seed: int):

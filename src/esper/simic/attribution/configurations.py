@@ -7,12 +7,12 @@ from typing import Final
 
 import msgspec
 
+from esper.leyline.attribution import Ablation
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import ACTIVE_STAGES, Stage
 
 __all__ = [
     "MAX_FACTORIAL_SEEDS",
-    "Ablation",
     "AblationPlan",
     "AblationStrategy",
     "plan_ablations",
@@ -28,16 +28,6 @@ class AblationStrategy(StrEnum):
     FULL_FACTORIAL = "full_factorial"
     LEAVE_ONE_OUT = "leave_one_out"
     """Each seed off alone, each on alone, all off."""
-
-
-class Ablation(msgspec.Struct, frozen=True):
-    """A network with some of its seeds switched off and the others as they are."""
-
-    slots_off: frozenset[str] = frozenset()
-
-    def overrides(self) -> dict[str, float]:
-        """Return the alphas to force, by slot."""
-        return dict.fromkeys(sorted(self.slots_off), 0.0)
 
 
 class AblationPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +48,7 @@ class AblationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def seeds_on(self, ablation: Ablation) -> tuple[str, ...]:
         """Return the active seeds that an ablation leaves on."""
-        return tuple(slot_id for slot_id in self.active if slot_id not in ablation.slots_off)
+        return tuple(slot_id for slot_id in self.active if slot_id not in ablation.off)
 
 
 def plan_ablations(

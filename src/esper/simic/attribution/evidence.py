@@ -4,52 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import msgspec
-
+from esper.leyline.attribution import (
+    Ablation,
+    AttributionEvidence,
+    PairInteraction,
+    SeedEvidence,
+    ShapleyEstimate,
+)
 from esper.leyline.errors import ContractError
-from esper.simic.attribution.configurations import Ablation, AblationPlan, AblationStrategy
-from esper.simic.attribution.shapley import ShapleyEstimate, exact_shapley, sampled_shapley
+from esper.simic.attribution.configurations import AblationPlan, AblationStrategy
+from esper.simic.attribution.shapley import exact_shapley, sampled_shapley
 
-__all__ = ["AttributionEvidence", "PairInteraction", "SeedEvidence", "weigh"]
-
-
-class PairInteraction(msgspec.Struct, frozen=True, kw_only=True):
-    """What two seeds are worth together beyond what each is worth alone."""
-
-    first_slot: str
-    second_slot: str
-    interaction_pp: float
-
-
-class SeedEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one seed; None means that the plan did not measure it."""
-
-    slot_id: str
-    contribution_pp: float
-    """Accuracy of the network as it is minus accuracy with this seed off."""
-    attributed_pp: float | None
-    """Its own share of the gain of all active seeds; a fossil is part of the base."""
-    interaction_sum_pp: float | None
-    boost_received_pp: float | None
-    """The best of its interactions."""
-
-
-class AttributionEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one validation pass says about the seeds of an env."""
-
-    accuracy_pct: float
-    committed_accuracy_pct: float
-    """Accuracy with every seed off that is not a fossil."""
-    seeds: tuple[SeedEvidence, ...]
-    """Active seeds first, then the fossils that were left out."""
-    interactions: tuple[PairInteraction, ...]
-    shapley: tuple[ShapleyEstimate, ...]
-    """Exact up to the full factorial, else sampled, else empty."""
-    is_exact: bool
-
-    def of(self, slot_id: str) -> SeedEvidence | None:
-        """Return what was measured of the seed in a slot."""
-        return next((seed for seed in self.seeds if seed.slot_id == slot_id), None)
+__all__ = ["weigh"]
 
 
 @dataclass(frozen=True, slots=True)

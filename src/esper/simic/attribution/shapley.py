@@ -7,11 +7,10 @@ from itertools import combinations
 from random import Random
 from typing import TypeAlias
 
-import msgspec
+from esper.leyline.attribution import ShapleyEstimate
 
 __all__ = [
     "CoalitionValue",
-    "ShapleyEstimate",
     "antithetic_permutations",
     "exact_shapley",
     "sampled_shapley",
@@ -19,16 +18,6 @@ __all__ = [
 
 CoalitionValue: TypeAlias = Callable[[frozenset[str]], float]
 """What a set of players is worth together."""
-
-
-class ShapleyEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """One player's share of what all are worth."""
-
-    player: str
-    mean: float
-    std: float
-    """Sample standard deviation over the orders; 0 when exact."""
-    num_samples: int
 
 
 def exact_shapley(players: Sequence[str], value: CoalitionValue) -> dict[str, float]:
