@@ -105,6 +105,11 @@ def _operations() -> str:
         stages = ", ".join(stage.name for stage in sorted(rule.stages))
         rest = "yes" if rule.needs_rest else "no"
         lines.append(f"| `{operation.value}` | {stages} | {rest} | {rule.effect} |")
+    age = LifecycleRules().min_prune_age_steps
+    lines += [
+        "",
+        f"The policy may prune a seed from an age of {age} steps on, the governor always.",
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -13,17 +13,22 @@ from tests.kasmina.bodies import BLUEPRINT, EAGER, SPECS, disturb, generator, gr
 from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES
 from tools.bench.counterfactual import grown_model, tiled_forward
 
-from esper.kasmina.counterfactual import PrefixCounts, PrefixWalk, full_factorial, prefix_counts
+from esper.kasmina.counterfactual import (
+    NOTHING_OFF,
+    PrefixCounts,
+    PrefixWalk,
+    full_factorial,
+    prefix_counts,
+)
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import stage_of
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import NO_MODULES
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style, Topology
 from esper.leyline.attribution import Ablation
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.stages import Stage
 from esper.leyline.tasks import CnnHostSpec, HostSpec, TransformerHostSpec
-
-EVERYWHERE = Ablation()
 
 
 @dataclass(eq=False)
@@ -33,9 +38,13 @@ class WatchedHost:
     inner: Any
     num_calls: int = 0
 
-    def forward_to_segment(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> Any:
         self.num_calls += 1
-        return self.inner.forward_to_segment(*args, **kwargs)
+        return self.inner.forward(x)
+
+    def forward_to_segment(self, *args: Any) -> Any:
+        self.num_calls += 1
+        return self.inner.forward_to_segment(*args)
 
     def forward_from_segment(self, *args: Any) -> Any:
         self.num_calls += 1
@@ -91,8 +100,7 @@ def without(model: MorphogeneticModel, ablation: Ablation) -> MorphogeneticModel
     """Return a copy of the model that never had the ablated seeds."""
     bare = copy.deepcopy(model)
     for slot_id in ablation.off:
-        slot = bare.slot(slot_id)
-        slot.restore(None)
+        bare.slot(slot_id).restore(None, NO_MODULES)
     return bare
 
 
@@ -110,9 +118,7 @@ def test_every_ablation_equals_its_plain_forward_bit_for_bit(seed: int) -> None:
         for ablation, logits in zip(ablations, output.logits, strict=True):
             assert torch.equal(logits, model(x, ablation))
             assert torch.equal(logits, without(model, ablation)(x))
-    assert output.evaluated == prefix_counts(
-        model.slot_config.execution_order, model.blended_slots(), ablations
-    )
+    assert output.evaluated == prefix_counts(model.blended_slots(), ablations)
 
 
 @settings(max_examples=20, deadline=None)
@@ -126,17 +132,17 @@ def test_counted_evaluations_are_the_calls_that_were_made(seed: int) -> None:
     for slot in model.all_slots():
         if slot.seed is not None:
             slot.seed.register_forward_hook(lambda *_: seed_calls.append(None))
-    slots = [model.slot(slot_id) for slot_id in model.slot_config.execution_order]
+    blended = [model.slot(slot_id) for slot_id in model.blended_slots()]
 
     with torch.inference_mode():
-        walk = PrefixWalk(host, slots, ablations)  # type: ignore[arg-type]
+        walk = PrefixWalk(host, blended, ablations)  # type: ignore[arg-type]
         evaluated = walk.run(inputs(spec, num_samples=2)).evaluated
 
     assert evaluated == PrefixCounts(host.num_calls, len(seed_calls))
 
 
 @pytest.mark.parametrize("num_seeds", [0, 1, 2, 3])
-def test_full_factorial_runs_each_segment_once_per_choice_before_it(num_seeds: int) -> None:
+def test_full_factorial_runs_each_part_once_per_choice_before_it(num_seeds: int) -> None:
     model = grown(slot_ids=("r0c0", "r0c1", "r0c2")).eval()
     for slot in list(model.all_slots())[:num_seeds]:
         plant(slot, Stage.HOLDING)
@@ -144,15 +150,14 @@ def test_full_factorial_runs_each_segment_once_per_choice_before_it(num_seeds: i
     with torch.inference_mode():
         output = model.fused_forward(inputs(), full_factorial(model.blended_slots()))
 
-    doublings = [2 ** min(depth, num_seeds) for depth in range(4)]
     assert len(output.logits) == 2**num_seeds
-    assert output.evaluated == PrefixCounts(sum(doublings), 2**num_seeds - 1)
+    assert output.evaluated == PrefixCounts(2 ** (num_seeds + 1) - 1, 2**num_seeds - 1)
 
 
 def test_full_factorial_lists_every_subset_once() -> None:
     ablations = full_factorial(("a", "b", "c"))
 
-    assert ablations[0] == EVERYWHERE
+    assert ablations[0] == NOTHING_OFF
     assert ablations[5] == Ablation(frozenset({"a", "c"}))
     assert len(set(ablations)) == 8
 
@@ -161,7 +166,7 @@ def test_equal_ablations_share_one_evaluation() -> None:
     model = grown().eval()
     plant(model.slot("r0c0"), Stage.HOLDING)
 
-    output = model.fused_forward(inputs(), [EVERYWHERE] * 3)
+    output = model.fused_forward(inputs(), [NOTHING_OFF] * 3)
 
     assert output.logits[0] is output.logits[2]
     assert output.evaluated.num_seeds == 1
@@ -172,7 +177,7 @@ def test_switching_off_what_is_not_blended_branches_nothing() -> None:
     plant(model.slot("r0c0"), Stage.TRAINING)
     assert stage_of(model.slot("r0c1").state) is Stage.DORMANT
 
-    output = model.fused_forward(inputs(), [EVERYWHERE, Ablation(frozenset({"r0c0", "r0c1"}))])
+    output = model.fused_forward(inputs(), [NOTHING_OFF, Ablation(frozenset({"r0c0", "r0c1"}))])
 
     assert output.logits[0] is output.logits[1]
 

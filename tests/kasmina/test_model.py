@@ -235,6 +235,28 @@ def test_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any], me
     assert model.reports() == before
 
 
+@pytest.mark.parametrize("damage", ["missing", "extra", "shape"])
+def test_weights_that_do_not_fit_are_refused_before_anything_changes(damage: str) -> None:
+    stored = planted(Topology.CNN, Stage.HOLDING).state()
+    weights = dict(stored["weights"])
+    name = next(key for key in weights if key.startswith("slots."))
+    match damage:
+        case "missing":
+            del weights[name]
+        case "extra":
+            weights["slots.r0c0.seed.more"] = torch.zeros(1)
+        case _:
+            weights[name] = torch.zeros(1, 2, 3)
+    model = grown(seed=5)
+    before = copy.deepcopy(model.state_dict())
+
+    with pytest.raises(ContractError, match="stored weights do not fit this model: slots"):
+        model.load_state(stored | {"weights": weights})
+
+    assert_same_tensors(model.state_dict(), before)
+    assert model.reports() == {}
+
+
 # --- Operations and counts -----------------------------------------------------------------------
 
 

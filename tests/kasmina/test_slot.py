@@ -156,6 +156,26 @@ def test_every_layout_survives_backward(stage: Stage, memory_format: torch.memor
     assert slot(h).is_contiguous(memory_format=memory_format)
 
 
+@styles
+@pytest.mark.parametrize("stage", [Stage.TRAINING, *BLENDED])
+def test_half_precision_seed_keeps_the_precision_of_the_host(stage: Stage, style: Style) -> None:
+    slot = bare_slot()
+    plant(slot, stage, blueprint=Blueprint.CONV_LIGHT, style=style)
+    disturb(slot)
+    h = features().requires_grad_()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        output = slot(h)
+    output.square().sum().backward()
+
+    assert output.dtype is h.dtype
+    assert all(
+        gradient.dtype is torch.float32 and gradient.isfinite().all()
+        for gradient in gradients(slot)
+        if gradient is not None
+    )
+
+
 def test_validation_before_training_leaves_alpha_usable_by_autograd() -> None:
     slot = bare_slot()
     plant(slot, Stage.HOLDING)

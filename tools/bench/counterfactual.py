@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from tools.bench.row import Row
 from torch import Tensor, nn
 
 from esper.kasmina.counterfactual import full_factorial, prefix_counts
@@ -18,6 +17,7 @@ from esper.leyline.attribution import Ablation
 from esper.leyline.reports import GradientReading
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import CnnHostSpec
+from tools.bench.row import Row
 
 __all__ = ["grown_model", "rows", "tiled_forward"]
 
@@ -75,9 +75,9 @@ def rows(quick: bool) -> Iterator[Row]:
     for num_seeds in range(1, 5):
         model = grown_model(num_seeds)
         ablations = full_factorial(model.blended_slots())
-        counts = prefix_counts(model.slot_config.execution_order, model.blended_slots(), ablations)
+        counts = prefix_counts(model.blended_slots(), ablations)
         yield Row(
-            name=f"T5 shared prefixes / tiled, {num_seeds} seeds",
+            name=f"T5 shared prefixes / tiled, active seeds: {num_seeds}",
             measured=_ratio(model, x, ablations, num_repetitions=3 if quick else 9),
             target=TARGET if num_seeds == 3 else 1.0,
             unit="ratio",

@@ -220,9 +220,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--body-transitions", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    # The walk over real modules builds on this module.
+    # The walk over real modules builds on this module, and needs torch.
+    import torch
     from tools.soak.body import BodyWalk
 
+    torch.set_num_threads(1)
     started = time.perf_counter()
     walk = PureWalk(random.Random(arguments.seed))
     walk.run(arguments.transitions)

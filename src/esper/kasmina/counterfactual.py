@@ -1,7 +1,8 @@
 """Which seeds to switch off, and the tree of prefixes that several such choices share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 from torch import Tensor
@@ -11,12 +12,16 @@ from esper.kasmina.slot import SeedSlot
 from esper.leyline.attribution import Ablation
 
 __all__ = [
+    "NOTHING_OFF",
     "FusedOutput",
     "PrefixCounts",
     "PrefixWalk",
     "full_factorial",
     "prefix_counts",
 ]
+
+
+NOTHING_OFF: Final = Ablation()
 
 
 class PrefixCounts(msgspec.Struct, frozen=True):
@@ -43,26 +48,15 @@ def full_factorial(slot_ids: Sequence[str]) -> tuple[Ablation, ...]:
     )
 
 
-def prefix_counts(
-    execution_order: Sequence[str], blended: Iterable[str], ablations: Sequence[Ablation]
-) -> PrefixCounts:
-    """Count, without running anything, what the shared evaluation must run.
+def prefix_counts(blended: Sequence[str], ablations: Sequence[Ablation]) -> PrefixCounts:
+    """Count, without running anything, what must run for blended seeds in execution order.
 
-    A segment runs once per distinct choice over the blended seeds before it, a seed once per
-    distinct choice before it that keeps it on.
+    The host from one seed to the next runs once per distinct choice over the seeds before, a seed
+    once per such choice that keeps it on.
     """
-    live = set(blended)
-    choices = [
-        [slot in live and slot in ablation.off for slot in execution_order]
-        for ablation in ablations
-    ]
-    depths = range(len(execution_order) + 1)
-    prefixes = [{tuple(choice[:depth]) for choice in choices} for depth in depths]
-    num_seeds = sum(
-        len({prefix for prefix in prefixes[depth + 1] if not prefix[-1]})
-        for depth, slot in enumerate(execution_order)
-        if slot in live
-    )
+    choices = [[slot in ablation.off for slot in blended] for ablation in ablations]
+    prefixes = [{tuple(choice[:depth]) for choice in choices} for depth in range(len(blended) + 1)]
+    num_seeds = sum(not prefix[-1] for level in prefixes[1:] for prefix in level)
     return PrefixCounts(sum(map(len, prefixes)), num_seeds)
 
 
@@ -71,7 +65,7 @@ class PrefixWalk:
     """A walk over the tree, depth first, so that only one path's activations are held at a time."""
 
     host: HostProtocol
-    slots: Sequence[SeedSlot]
+    blended: Sequence[SeedSlot]
     """In execution order."""
     ablations: Sequence[Ablation]
     _logits: dict[int, Tensor] = field(default_factory=dict)
@@ -87,23 +81,23 @@ class PrefixWalk:
         )
 
     def _descend(self, x: Tensor, depth: int, members: Sequence[int]) -> None:
-        """Run what follows on slot number `depth` for the ablations that agree so far."""
+        """Run what comes before and behind seed number `depth`, for ablations equal so far."""
         if not members:
             return
         self._num_segments += 1
-        previous = self.slots[depth - 1].slot_id if depth else None
-        if depth == len(self.slots):
-            assert previous is not None, "a model has at least one slot"
-            logits = self.host.forward_from_segment(previous, x)
-            self._logits.update(dict.fromkeys(members, logits))
+        previous = self.blended[depth - 1].slot_id if depth else None
+        if depth == len(self.blended):
+            self._logits.update(dict.fromkeys(members, self._finish(x, previous)))
             return
-        slot = self.slots[depth]
-        h = self.host.forward_to_segment(slot.slot_id, x, from_segment=previous)
-        if not slot.is_blended:
-            self._descend(slot(h), depth + 1, members)
-            return
+        slot = self.blended[depth]
+        h = self.host.forward_to_segment(slot.slot_id, x, previous)
         on = [index for index in members if slot.slot_id not in self.ablations[index].off]
         if on:
             self._num_seeds += 1
             self._descend(slot(h), depth + 1, on)
         self._descend(h, depth + 1, [index for index in members if index not in on])
+
+    def _finish(self, x: Tensor, previous: str | None) -> Tensor:
+        if previous is None:
+            return self.host.forward(x)
+        return self.host.forward_from_segment(previous, x)

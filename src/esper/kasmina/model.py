@@ -1,6 +1,6 @@
 """The grown network: a host with slots, its operations, and its counterfactual forward pass."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import lifecycle
-from esper.kasmina.counterfactual import FusedOutput, PrefixWalk
+from esper.kasmina.counterfactual import NOTHING_OFF, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.seed import Germination, PruneCause, Ramp, SeedState
-from esper.kasmina.slot import Emit, SeedSlot, discard
+from esper.kasmina.slot import Emit, SeedModules, SeedSlot, discard
 from esper.leyline.attribution import Ablation
 from esper.leyline.errors import ContractError, UnknownNameError
 from esper.leyline.reports import SeedReport
@@ -79,29 +79,32 @@ class MorphogeneticModel(nn.Module):
 
     # --- Forward -----------------------------------------------------------------------------
 
-    def forward(self, x: Tensor, ablation: Ablation | None = None) -> Tensor:
+    def forward(self, x: Tensor, ablation: Ablation = NOTHING_OFF) -> Tensor:
         """Map inputs to logits, with the ablation's seeds off."""
-        off = frozenset[str]() if ablation is None else ablation.off
         previous: str | None = None
-        for slot_id in self.slot_config.execution_order:
-            x = self._route.forward_to_segment(slot_id, x, from_segment=previous)
-            slot = self.slot(slot_id)
-            if slot_id not in off or not slot.is_blended:
-                x = slot(x)
-            previous = slot_id
-        assert previous is not None, "a model has at least one slot"
+        for slot in self._slots_in_execution_order():
+            # Where no seed takes part there is nothing to stop for.
+            if (slot.is_blended or slot.is_incubating) and slot.slot_id not in ablation.off:
+                x = slot(self._route.forward_to_segment(slot.slot_id, x, previous))
+                previous = slot.slot_id
+        if previous is None:
+            return self._route.forward(x)
         return self._route.forward_from_segment(previous, x)
 
     def fused_forward(self, x: Tensor, ablations: Sequence[Ablation]) -> FusedOutput:
         """Map inputs to logits under every ablation, running what they share once.
 
-        The ablations form a tree over the slots in execution order. It is walked depth first, at
-        the plain batch size, so that each ablation's logits equal its own `forward` bit for bit.
+        The ablations form a tree over the blended seeds in execution order. It is walked depth
+        first, at the plain batch size, so that each ablation's logits equal its own `forward` bit
+        for bit. Incubating seeds learn nothing here.
         """
         for slot_id in set[str]().union(*(ablation.off for ablation in ablations)):
             self.slot(slot_id)
-        slots = [self.slot(slot_id) for slot_id in self.slot_config.execution_order]
-        return PrefixWalk(self._route, slots, ablations).run(x)
+        blended = [slot for slot in self._slots_in_execution_order() if slot.is_blended]
+        return PrefixWalk(self._route, blended, ablations).run(x)
+
+    def _slots_in_execution_order(self) -> Iterator[SeedSlot]:
+        return (self.slot(slot_id) for slot_id in self.slot_config.execution_order)
 
     # --- Operations --------------------------------------------------------------------------
 
@@ -171,8 +174,8 @@ class MorphogeneticModel(nn.Module):
 
     def blended_slots(self) -> tuple[str, ...]:
         """Return the slots whose seeds change the output, in execution order."""
-        order = self.slot_config.execution_order
-        return tuple(slot_id for slot_id in order if self.slot(slot_id).is_blended)
+        slots = self._slots_in_execution_order()
+        return tuple(slot.slot_id for slot in slots if slot.is_blended)
 
     def reports(self) -> dict[str, SeedReport]:
         """Return a report of every occupied slot, in action order.
@@ -199,7 +202,10 @@ class MorphogeneticModel(nn.Module):
     # --- Stored and rebuilt ------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return primitives and tensors from which `load_state` makes this model again."""
+        """Return primitives and tensors from which `load_state` makes this model again.
+
+        The tensors are the live ones: copy or write them before training goes on.
+        """
         return {
             "version": STATE_VERSION,
             "seeds": {
@@ -213,11 +219,37 @@ class MorphogeneticModel(nn.Module):
         """Take on a stored state: seeds are built from their blueprints, then weights are loaded.
 
         The host's parameters stay the same objects, as do those of a live seed with the same id.
+        A state that does not fit is refused before anything has changed.
         """
-        seeds = self._stored_seeds(stored)
-        for slot in self.all_slots():
-            slot.restore(seeds[slot.slot_id], self._device)
-        self.load_state_dict(stored["weights"])
+        seeds, weights = self._stored_seeds(stored), stored["weights"]
+        modules = {
+            slot_id: self.slot(slot_id).modules_for(state, self._device)
+            for slot_id, state in seeds.items()
+        }
+        self._check_weights(weights, modules)
+        for slot_id, state in seeds.items():
+            self.slot(slot_id).restore(state, modules[slot_id])
+        self.load_state_dict(weights)
+
+    def _check_weights(
+        self, weights: Mapping[str, Tensor], modules: Mapping[str, SeedModules]
+    ) -> None:
+        parts = {"host": self.host}
+        for slot_id, (seed, gate) in modules.items():
+            parts |= {f"slots.{slot_id}.seed": seed} if seed is not None else {}
+            parts |= {f"slots.{slot_id}.gate": gate} if gate is not None else {}
+        expected = {
+            (f"{prefix}.{name}", tensor.shape)
+            for prefix, part in parts.items()
+            for name, tensor in part.state_dict().items()
+        }
+        differing = expected ^ {(name, tensor.shape) for name, tensor in weights.items()}
+        if differing:
+            name, shape = min(differing)
+            raise ContractError(
+                f"stored weights do not fit this model: {name} of shape {tuple(shape)} is on one "
+                "side only"
+            )
 
     def _stored_seeds(self, stored: dict[str, Any]) -> dict[str, SeedState | None]:
         if stored["version"] != STATE_VERSION:

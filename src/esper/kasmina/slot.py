@@ -1,7 +1,7 @@
 """A slot: owns at most one seed's module and applies what the lifecycle decides."""
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from esper.leyline.payloads import Payload
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules, Stage
 
-__all__ = ["Emit", "SeedSlot", "discard"]
+__all__ = ["NO_MODULES", "Emit", "SeedModules", "SeedSlot", "discard"]
 
 Emit: TypeAlias = Callable[[Payload], None]
 """Takes the payloads of seed events."""
@@ -43,6 +43,16 @@ Emit: TypeAlias = Callable[[Payload], None]
 
 def discard(_payload: Payload) -> None:
     """Tell nobody."""
+
+
+class SeedModules(NamedTuple):
+    """What a seed is made of; the gate network is there for gated seeds only."""
+
+    seed: nn.Module | None = None
+    gate: nn.Module | None = None
+
+
+NO_MODULES: Final = SeedModules()
 
 
 class SeedSlot(nn.Module):
@@ -83,15 +93,19 @@ class SeedSlot(nn.Module):
         """Tell whether the seed changes what passes through the slot."""
         return self.state is not None and self.state.is_blended
 
+    @property
+    def is_incubating(self) -> bool:
+        """Tell whether the seed learns from what passes through the slot and leaves it alone."""
+        is_training = self.state is not None and self.state.stage is Stage.TRAINING
+        return is_training and torch.is_grad_enabled()
+
     def forward(self, h: Tensor) -> Tensor:
         """Let the host's features pass, with the seed's part in them."""
-        state, seed = self.state, self.seed
-        if state is None or seed is None:
-            return h
-        if state.stage is Stage.TRAINING and torch.is_grad_enabled():
-            # The seed learns from the host's features, and the host does not notice.
-            return straight_through(h, seed(h.detach()))
-        return self.compose(h, self._alpha_like(h)) if state.is_blended else h
+        if self.is_blended:
+            return self.compose(h, self._alpha_like(h))
+        if self.is_incubating and self.seed is not None:
+            return straight_through(h, self.seed(h.detach()))
+        return h
 
     def compose(self, h: Tensor, alpha: Tensor) -> Tensor:
         """Mix the seed into `h`; alpha is a scalar or has one entry per sample."""
@@ -121,7 +135,7 @@ class SeedSlot(nn.Module):
         """Plant a seed whose parameters are drawn from `generator`, all or nothing."""
         outcome = lifecycle.germinate(self.state, wish, self.rules)
         if outcome.state is not None and outcome.succeeded:
-            self._plant(*self._build(outcome.state, generator, device))
+            self._plant(self._build(outcome.state, generator, device))
         return self._commit(outcome)
 
     def advance(self) -> Outcome:
@@ -155,7 +169,7 @@ class SeedSlot(nn.Module):
         for effect in outcome.effects:
             match effect:
                 case ModuleDropped():
-                    self._plant(None, None)
+                    self._plant(NO_MODULES)
                 case FreezeSet(is_frozen):
                     self._freeze(is_frozen=is_frozen)
         self._set_state(outcome.state)
@@ -204,15 +218,22 @@ class SeedSlot(nn.Module):
 
     # --- Restoring ---------------------------------------------------------------------------
 
-    def restore(self, state: SeedState | None, device: torch.device | None = None) -> None:
-        """Take on a stored state; the modules are built from its blueprint, weights come later.
+    def modules_for(
+        self, state: SeedState | None, device: torch.device | None = None
+    ) -> SeedModules:
+        """Return modules for a stored state, built from its blueprint; weights come later.
 
         A live seed of the same id keeps its modules, so that its parameters stay who they are.
         """
         if state is None or state.stage in COOLDOWN_STAGES:
-            self._plant(None, None)
-        elif self.seed is None or self._occupant().seed_id != state.seed_id:
-            self._plant(*self._build(state, torch.Generator(), device))
+            return NO_MODULES
+        if self.seed is not None and self._occupant().seed_id == state.seed_id:
+            return SeedModules(self.seed, self.gate)
+        return self._build(state, torch.Generator(), device)
+
+    def restore(self, state: SeedState | None, modules: SeedModules) -> None:
+        """Take on a stored state and the modules made for it."""
+        self._plant(modules)
         self._set_state(state)
         self._freeze(is_frozen=state is not None and state.is_frozen)
 
@@ -229,17 +250,17 @@ class SeedSlot(nn.Module):
 
     def _build(
         self, state: SeedState, generator: torch.Generator, device: torch.device | None
-    ) -> tuple[nn.Module, nn.Module | None]:
-        seed = build_seed(self.topology, state.blueprint, self.channels, generator)
-        gate = None
-        if state.style.algorithm is AlphaAlgorithm.GATE:
-            gate = GateNetwork(self.channels, self.topology, generator).to(device)
-        return self._probed(seed.to(device), device), gate
+    ) -> SeedModules:
+        seed = build_seed(self.topology, state.blueprint, self.channels, generator).to(device)
+        self._probe(seed, device)
+        if state.style.algorithm is not AlphaAlgorithm.GATE:
+            return SeedModules(seed)
+        gate = GateNetwork(self.channels, self.topology, generator)
+        return SeedModules(seed, gate.to(device))
 
-    def _probed(self, seed: nn.Module, device: torch.device | None) -> nn.Module:
+    def _probe(self, seed: nn.Module, device: torch.device | None) -> None:
         is_cnn = self.topology is Topology.CNN
         shape = (1, self.channels, 8, 8) if is_cnn else (2, 8, self.channels)
-        seed.eval()
         with torch.no_grad():
             output = seed(torch.zeros(shape, device=device))
         if output.shape != shape:
@@ -247,12 +268,10 @@ class SeedSlot(nn.Module):
                 f"slot {self.slot_id!r}: the seed turned {shape} into {tuple(output.shape)}; "
                 "a seed must keep the shape"
             )
-        return seed.train(self.training)
 
-    def _plant(self, seed: nn.Module | None, gate: nn.Module | None) -> None:
-        self.seed, self.gate = seed, gate
-        if gate is not None:
-            gate.train(self.training)
+    def _plant(self, modules: SeedModules) -> None:
+        self.seed, self.gate = modules
+        self.train(self.training)
         self.num_params = sum(parameter.numel() for parameter in self.seed_parameters())
 
     def _freeze(self, *, is_frozen: bool) -> None:

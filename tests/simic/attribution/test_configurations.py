@@ -42,11 +42,7 @@ def test_the_first_ablation_is_the_network_as_it_is() -> None:
     for num_seeds in (0, 1, 3, 6):
         plan = plan_ablations([blending(slot_id) for slot_id in slots(num_seeds)])
         assert plan.ablations[0] == Ablation()
-        assert plan.ablations[0].overrides() == {}
-
-
-def test_an_ablation_forces_alpha_to_zero_in_the_slots_that_are_off() -> None:
-    assert Ablation(frozenset({"r0c1", "r0c0"})).overrides() == {"r0c0": 0.0, "r0c1": 0.0}
+        assert plan.ablations[0].off == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class RoundTally:
 
     def add_reward(self, components: RewardComponents) -> None:
         """Add up what a step has earned."""
-        self.components = RewardComponents.sum_of((self.components, components))
+        self.components = RewardComponents.sum_of(self.components, components)
         self.num_rewards += 1
         self.total_reward += components.total()
 

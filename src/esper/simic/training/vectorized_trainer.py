@@ -1,4 +1,4 @@
-"""The trainer: rounds of steps, each a train pass, a validation, a decision and what comes of it."""
+"""The trainer: rounds of steps; a train pass, a validation, a decision and what comes of it."""
 
 import contextlib
 import statistics
