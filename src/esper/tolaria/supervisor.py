@@ -32,7 +32,7 @@ class Watchdog:
         env_ids_of: Callable[[Lane], tuple[int, ...]],
         deadline_s: float,
         stop: StopFlag,
-        report: Callable[[LaneStalled], None],
+        report: Callable[[LaneStalled], object],
     ) -> None:
         self._lanes = lanes
         self._env_ids_of = env_ids_of

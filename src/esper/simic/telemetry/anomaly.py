@@ -59,15 +59,21 @@ class AnomalyState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect_anomalies(
-    state: AnomalyState, update: PPOUpdateCompleted, rules: AnomalyRules = RULES
+    state: AnomalyState,
+    update: PPOUpdateCompleted,
+    unstable: tuple[str, ...] = (),
+    rules: AnomalyRules = RULES,
 ) -> tuple[AnomalyState, tuple[Payload, ...]]:
-    """Judge an update that took place; return what to remember and the alarms."""
+    """Judge an update that took place; return what to remember and the alarms.
+
+    `unstable` names its figures that are not finite.
+    """
     streaks = _streaks(state.low_entropy_streaks, update.heads, rules)
     norm, health = update.gradient_norm, _gradient_health(update.gradient_norm, rules)
     alarms = (
         *_ratio_alarms(update, rules),
         *_value_alarms(update, rules),
-        *_numeric_alarms(update),
+        *_numeric_alarms(update, unstable),
         *_kl_alarms(update, rules),
         *_entropy_alarms(streaks, update.heads, rules),
         *_lstm_alarms(update.lstm_rollout, rules),
@@ -117,17 +123,14 @@ def _value_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[P
         )
 
 
-def _numeric_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
-    fields = ((name, getattr(update, name)) for name in update.__struct_fields__)
-    where = [
-        name for name, value in fields if isinstance(value, float) and not math.isfinite(value)
-    ]
-    where += ["nan_gradients"] if update.nan_gradient_count else []
-    where += ["inf_gradients"] if update.inf_gradient_count else []
+def _numeric_alarms(update: PPOUpdateCompleted, unstable: tuple[str, ...]) -> Iterator[Payload]:
+    counts = (
+        ("nan_gradients", update.nan_gradient_count),
+        ("inf_gradients", update.inf_gradient_count),
+    )
+    where = (*unstable, *(name for name, count in counts if count))
     if where or update.num_finiteness_skips:
-        yield NumericalInstabilityDetected(
-            where=tuple(where), consecutive_skips=0, is_halting=False
-        )
+        yield NumericalInstabilityDetected(where=where, consecutive_skips=0, is_halting=False)
 
 
 def _kl_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[Payload]:

@@ -37,7 +37,7 @@ __all__ = [
     "process_val_batch",
 ]
 
-MEASURED_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING})
+MEASURED_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
 """Seeds whose gates or features ask for their gradients."""
 
 Autocast: TypeAlias = Callable[[], AbstractContextManager[object]]

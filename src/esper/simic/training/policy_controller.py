@@ -64,6 +64,8 @@ class PolicyController:
     _actions: torch.Generator = field(init=False)
     _round_index: int = 0
     _raw_obs: list[Tensor] = field(default_factory=list)
+    last_observation: Tensor | None = None
+    """What the policy was last shown, normalised."""
     _pending: _Pending | None = None
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ class PolicyController:
         generator = None if self.is_greedy else self._actions
         decision = self.agent.decide(obs, blueprints, masks, self.lstm_state, generator=generator)
         self.lstm_state = decision.state
+        self.last_observation = obs
         self._pending = _Pending(obs=obs, blueprints=blueprints, masks=masks, decision=decision)
         indices = materialize_actions(decision)
         actions = [parse_sampled_action(row, self.slot_ids) for row in indices]

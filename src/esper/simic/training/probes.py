@@ -1,12 +1,12 @@
 """A closer look at the running system: layers, observations, memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from esper.leyline.payloads import LayerGradient, ObservationStats
+from esper.leyline.payloads import LayerGradient, ObservationStats, PPOUpdateCompleted
 from esper.simic.normalizers import OBSERVATION_CLIP
 from esper.simic.telemetry.gradients import materialize_facts
 from esper.simic.training.policy_controller import PolicyController
@@ -28,10 +28,17 @@ class RunProbes:
     learner: PolicyController | None
     fences: tuple[Fence, ...]
     collect_layers: Callable[[nn.Module], tuple[LayerGradient, ...]]
+    check_stability: Callable[[Mapping[str, float | None]], tuple[str, ...]]
 
     def layer_gradients(self) -> tuple[LayerGradient, ...]:
         """Look at the policy's gradients layer by layer."""
         return () if self.learner is None else self.collect_layers(self.learner.agent.network)
+
+    def unstable(self, update: PPOUpdateCompleted) -> tuple[str, ...]:
+        """Return the names of an update's figures that are not finite."""
+        values = {name: getattr(update, name) for name in update.__struct_fields__}
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        return self.check_stability(numbers)
 
     def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
         """Ask the allocator of every device that the envs live on."""
@@ -44,7 +51,9 @@ class RunProbes:
         if self.learner is None or self.learner.last_observation is None:
             return None
         obs = self.learner.last_observation.double()
-        parts = (obs[:, :HOST_FEATURES], obs[:, HOST_FEATURES:BASE_FEATURES], obs[:, BASE_FEATURES:])
+        host, rest = obs[:, :HOST_FEATURES], obs[:, HOST_FEATURES:]
+        num_context = BASE_FEATURES - HOST_FEATURES
+        parts = (host, rest[:, :num_context], rest[:, num_context:])
         size = obs.abs()
         normalizer = self.learner.obs_normalizer
         facts = torch.stack(

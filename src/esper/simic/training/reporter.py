@@ -123,14 +123,15 @@ class Reporter:
         *,
         penalties: dict[int, PenaltyOutcome],
         episodes: dict[int, EpisodeRecord],
-        observation_stats: Callable[[], ObservationStats] | None,
+        observation_stats: Callable[[], ObservationStats | None],
     ) -> None:
         """Tell a step."""
         drafts: list[Draft] = []
         scope = EventScope(round=evidence.round, step=evidence.step)
         evidence_events(drafts.append, evidence, required_stable_steps=self.required_stable_steps)
-        if observation_stats is not None and self.hub.wants(EventType.OBSERVATION_STATS):
-            drafts.append(Draft(observation_stats(), scope))
+        stats = observation_stats() if self.hub.wants(EventType.OBSERVATION_STATS) else None
+        if stats is not None:
+            drafts.append(Draft(stats, scope))
         outcome_events(
             drafts.append,
             decision,

@@ -74,8 +74,11 @@ class Probes(Protocol):
     def layer_gradients(self) -> tuple[LayerGradient, ...]:
         """Look at the policy's gradients layer by layer."""
 
-    def observation_stats(self) -> ObservationStats:
+    def observation_stats(self) -> ObservationStats | None:
         """Sum up what the policy was last shown."""
+
+    def unstable(self, update: PPOUpdateCompleted) -> tuple[str, ...]:
+        """Return the names of an update's figures that are not finite."""
 
     def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
         """Ask the devices' allocators."""
@@ -211,7 +214,8 @@ class VectorizedPPOTrainer:
     def _judge(self, result: RoundResult, update: PPOUpdateCompleted | None) -> tuple[Payload, ...]:
         """Look for anomalies in the update, or in its absence."""
         if update is not None:
-            anomalies, alarms = detect_anomalies(self.state.anomalies, update)
+            unstable = self.probes.unstable(update)
+            anomalies, alarms = detect_anomalies(self.state.anomalies, update, unstable)
         elif result.metrics is not None and result.metrics.num_finiteness_skips:
             anomalies, alarm = note_skipped_update(self.state.anomalies, result.metrics.nonfinite)
             alarms = (alarm,)
