@@ -14,7 +14,6 @@ from esper.leyline.config import TrainingConfig
 from esper.leyline.payloads import Payload
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.leyline.tasks import TaskSpec
-from esper.runtime.tasks import HostBuilder
 from esper.simic.training.parallel_env_state import LstmRows, ParallelEnvState
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.fences import Fence
@@ -35,7 +34,7 @@ class EnvFactoryContext:
 
     config: TrainingConfig
     task: TaskSpec
-    build_host: HostBuilder | None
+    build_host: Callable[[TaskSpec, torch.Generator], nn.Module] | None
     """None builds the host that the task describes."""
     fences: tuple[Fence, ...]
     """One per env, kept for the whole run."""
