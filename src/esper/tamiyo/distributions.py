@@ -49,7 +49,8 @@ class HeadDistributions:
     def entropy(self) -> Tensor:
         """Return each head's entropy over that of a uniform choice; exactly 0 for a single one."""
         num_valid = self.masks.sum(-1).clamp_min(2)
-        return -(self.probs * self.log_probs).sum(-1) / num_valid.log()
+        # 0 - x and not -x, so that no entropy is a negative zero.
+        return (0.0 - (self.probs * self.log_probs).sum(-1)) / num_valid.log()
 
     def likeliest(self) -> Tensor:
         """Return the most probable choice of each head."""

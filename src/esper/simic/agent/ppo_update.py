@@ -381,7 +381,7 @@ def _pack_losses(
         value_loss=losses.value,
         q_loss=losses.q,
         contribution_loss=torch.where(batch.is_measured.any(), losses.contribution, torch.nan),
-        entropy=losses.entropy,
+        entropy=_masked_mean(evaluation.entropies, mask),
         floor_penalty=losses.floor_penalty,
         gradient_norm=norms.square().sum().sqrt(),
         value_gradient_norm=norms[len(HEADS)],
