@@ -6,6 +6,9 @@ from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import PolicyNetwork, PolicySpec
 from torch import Tensor
 
+# Small tensors gain nothing from threads, and lose a lot where cores are busy.
+torch.set_num_threads(1)
+
 NUM_SLOTS = 3
 OBS_DIM = 10
 SPEC = PolicySpec(obs_dim=OBS_DIM, num_slots=NUM_SLOTS, feature_dim=24, hidden_dim=16)
