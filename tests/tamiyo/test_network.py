@@ -204,12 +204,16 @@ def test_no_gradient_of_telemetry_heads_reaches_the_shared_layers(name: str) -> 
     output = network.step(obs, blueprints, network.initial_state(3))
     ops = torch.zeros(3, dtype=torch.long)
     result = (
-        network.q_values(output.hidden, ops) if name == "q" else network.contributions(output.hidden)
+        network.q_values(output.hidden, ops)
+        if name == "q"
+        else network.contributions(output.hidden)
     )
 
     result.sum().backward()
 
-    reached = {key.split(".")[0] for key, item in network.named_parameters() if item.grad is not None}
+    reached = {
+        key.split(".")[0] for key, item in network.named_parameters() if item.grad is not None
+    }
     assert reached == {name}
 
 

@@ -70,12 +70,14 @@ def test_ppo_learns_a_factored_masked_bandit() -> None:
     obs = torch.ones(4, NUM_ENVS, 2)
 
     def reward(step: int, actions: Tensor) -> Tensor:
-        hits = sum((actions[HEADS.index(head)] == choice).float() for head, choice in wanted.items())
+        hits = sum(
+            (actions[HEADS.index(head)] == choice).float() for head, choice in wanted.items()
+        )
         return torch.where(actions[-1] == Op.GERMINATE, 1.0 + hits, 0.0)
 
     agent = PPOAgent.build(config(4, 2), generator=generator(1))
     normalizer, gen = RewardNormalizer(), generator(2)
-    for _ in range(60):
+    for _ in range(40):
         play(agent, masks, obs, reward, gen)
         agent.update(normalizer, generator=gen)
 
@@ -119,8 +121,8 @@ def recalled_fraction(network_type: type[PolicyNetwork], num_rounds: int) -> flo
 
 
 def test_ppo_learns_to_recall_what_it_saw_three_steps_ago() -> None:
-    assert recalled_fraction(PolicyNetwork, 60) >= 0.95
+    assert recalled_fraction(PolicyNetwork, 30) >= 0.95
 
 
 def test_policy_without_a_memory_cannot_recall() -> None:
-    assert recalled_fraction(ForgetfulNetwork, 60) <= 0.6
+    assert recalled_fraction(ForgetfulNetwork, 30) <= 0.6
