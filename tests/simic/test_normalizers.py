@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
+
 from esper.leyline.errors import ContractError
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer, ValueNormalizer
-from torch import Tensor
 
 
 def random_rows(*shape: int, seed: int = 0) -> Tensor:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer, ValueNormalizer
 from torch import Tensor
+
+from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer, ValueNormalizer
 
 
 def random_rows(*shape: int, seed: int = 0) -> Tensor:

@@ -1,10 +1,11 @@
 """Small policies and random masks for tests."""
 
 import torch
+from torch import Tensor
+
 from esper.leyline.actions import Head, Op, head_sizes
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import PolicyNetwork, PolicySpec
-from torch import Tensor
 
 # Small tensors gain nothing from threads, and lose a lot where cores are busy.
 torch.set_num_threads(1)

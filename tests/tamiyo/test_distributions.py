@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-from esper.leyline.actions import HEAD_SPECS, HEADS, Head, Op, causal_heads, head_sizes
-from esper.tamiyo.distributions import NUM_HEADS, OP_ROW, ActionSpace
+from tests.tamiyo.policies import NUM_SLOTS, generator, legal_ops, random_masks
 from torch import Tensor
 
-from tests.tamiyo.policies import NUM_SLOTS, generator, legal_ops, random_masks
+from esper.leyline.actions import HEAD_SPECS, HEADS, Head, Op, causal_heads, head_sizes
+from esper.tamiyo.distributions import NUM_HEADS, OP_ROW, ActionSpace
 
 SPACE = ActionSpace(NUM_SLOTS)
 
@@ -123,10 +123,7 @@ def test_heads_that_the_op_ignores_have_their_neutral_value_alone(op: Op) -> Non
     masks = random_masks(generator(9), 40)
     allowed = SPACE.choice_masks(masks, torch.full((40,), op))
     for row, (head, size) in enumerate(head_sizes(NUM_SLOTS).items()):
-        if head is Head.SLOT:
-            base = masks.slot_by_op[:, op]
-        else:
-            base = getattr(masks, head)
+        base = masks.slot_by_op[:, op] if head is Head.SLOT else getattr(masks, head)
         if head in causal_heads(op):
             assert torch.equal(allowed[:, row, :size], base)
         else:

@@ -2,11 +2,6 @@
 
 import pytest
 import torch
-from esper.leyline.actions import HEADS, NUM_OPS, Head, Op
-from esper.tamiyo.distributions import OP_ROW
-from esper.tamiyo.network import LstmState, PolicyNetwork, PolicySpec
-from torch import Tensor
-
 from tests.tamiyo.policies import (
     generator,
     random_inputs,
@@ -14,6 +9,11 @@ from tests.tamiyo.policies import (
     sharpened,
     small_network,
 )
+from torch import Tensor
+
+from esper.leyline.actions import HEADS, NUM_OPS, Head, Op
+from esper.tamiyo.distributions import OP_ROW
+from esper.tamiyo.network import LstmState, PolicyNetwork, PolicySpec
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from tests.tamiyo.policies import NUM_SLOTS, SPEC, generator, random_inputs, random_masks, sharpened
+from torch import Tensor
+
 from esper.leyline.actions import Op
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.agent.rollout_buffer import StepRows
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import Decision, LstmState
-from torch import Tensor
-
-from tests.tamiyo.policies import NUM_SLOTS, SPEC, generator, random_inputs, random_masks, sharpened
 
 NUM_ENVS = 6
 NUM_STEPS = 9

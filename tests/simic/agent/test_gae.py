@@ -4,8 +4,9 @@ import random
 
 import pytest
 import torch
-from esper.simic.agent.gae import Advantages, compute_gae
 from torch import Tensor
+
+from esper.simic.agent.gae import Advantages, compute_gae
 
 GAMMA, LAMBDA = 0.97, 0.9
 

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from tests.simic.agent.rollouts import rows_of
+from tests.tamiyo.policies import NUM_SLOTS, generator
+from torch import Tensor
+
 from esper.leyline.actions import HEADS, NUM_OPS, Head, Op
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.normalizers import RewardNormalizer
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import LstmState, PolicyNetwork, PolicyOutput, PolicySpec
-from torch import Tensor
-
-from tests.simic.agent.rollouts import rows_of
-from tests.tamiyo.policies import NUM_SLOTS, generator
 
 NUM_ENVS = 16
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.simic.agent.rollouts import NUM_ENVS, play_round, small_agent
+from tests.tamiyo.policies import generator, random_inputs
+from torch import Tensor
+
 from esper.leyline.errors import UnreadableFileError
 from esper.simic.agent import ppo_agent
 from esper.simic.agent.gae import Advantages
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_update import normalized_advantages
 from esper.simic.normalizers import RewardNormalizer
-from torch import Tensor
-
-from tests.simic.agent.rollouts import NUM_ENVS, play_round, small_agent
-from tests.tamiyo.policies import generator, random_inputs
 
 
 def learn(agent: PPOAgent, normalizer: RewardNormalizer, *, seed: int, scale: float = 1.0):

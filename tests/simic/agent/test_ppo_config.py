@@ -1,11 +1,11 @@
 """The agent's settings and schedules."""
 
 import pytest
+from tests.simic.agent.rollouts import small_config
+
 from esper.leyline.actions import HEADS, Head
 from esper.leyline.config import TrainingConfig
 from esper.simic.agent.ppo_config import coefficients_at, ppo_config_from
-
-from tests.simic.agent.rollouts import small_config
 
 
 @pytest.mark.parametrize(("num_updates", "expected"), [(0, 0.2), (5, 0.15), (10, 0.1), (99, 0.1)])

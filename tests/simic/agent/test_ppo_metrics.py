@@ -4,6 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from tests.simic.agent.rollouts import play_round, small_agent
+from tests.tamiyo.policies import generator
+
 from esper.leyline.actions import HEADS, Head, Op
 from esper.leyline.payloads import PPOUpdateCompleted
 from esper.simic.agent.ppo_metrics import (
@@ -20,9 +23,6 @@ from esper.simic.agent.ppo_metrics import (
 )
 from esper.simic.normalizers import RewardNormalizer
 from esper.tamiyo.network import LstmState
-
-from tests.simic.agent.rollouts import play_round, small_agent
-from tests.tamiyo.policies import generator
 
 
 @pytest.fixture(scope="module")

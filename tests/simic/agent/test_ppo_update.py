@@ -4,6 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.simic.agent.rollouts import NUM_ENVS, NUM_STEPS, play_round, small_agent
+from tests.tamiyo.policies import generator
+from torch import Tensor
+
 from esper.leyline.actions import HEADS, Head, Op, causal_heads
 from esper.simic.agent import ppo_update
 from esper.simic.agent.gae import Advantages
@@ -11,10 +15,6 @@ from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import Coefficients
 from esper.simic.agent.ppo_update import UpdateBatch, build_update_batch, run_update
 from esper.simic.normalizers import RewardNormalizer
-from torch import Tensor
-
-from tests.simic.agent.rollouts import NUM_ENVS, NUM_STEPS, play_round, small_agent
-from tests.tamiyo.policies import generator
 
 ROLLBACKS = [(1, 4), (2, 0), (3, 8), (3, 2), (4, 1)]
 WEIGHTS = Coefficients(entropy=0.05, value=0.5, floor=1.0, contribution=0.05)

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from esper.leyline.errors import ContractError
-from esper.simic.agent.rollout_buffer import RolloutBuffer
-
 from tests.simic.agent.rollouts import NUM_ENVS, NUM_STEPS, play_round, rows_of, small_agent
 from tests.tamiyo.policies import (
     NUM_SLOTS,
@@ -14,6 +11,9 @@ from tests.tamiyo.policies import (
     random_masks,
     small_network,
 )
+
+from esper.leyline.errors import ContractError
+from esper.simic.agent.rollout_buffer import RolloutBuffer
 
 NETWORK = small_network()
 
