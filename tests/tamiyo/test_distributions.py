@@ -52,7 +52,7 @@ def test_a_million_samples_contain_no_masked_choice() -> None:
         chosen = SPACE.distributions(random_logits(num_envs, seed=seed, scale=20.0), masks)
         uniforms = torch.rand((num_envs, NUM_HEADS), generator=gen)
 
-        actions = chosen.sample(uniforms)
+        actions = chosen.choose(uniforms)
 
         assert bool(masks.gather(-1, actions.unsqueeze(-1)).all())
 
@@ -62,7 +62,7 @@ def test_the_ends_of_the_unit_interval_fall_on_valid_choices(uniform: float) -> 
     masks = random_choice_masks(generator(3), 6000)
     chosen = SPACE.distributions(random_logits(6000, scale=20.0), masks)
 
-    actions = chosen.sample(torch.full((6000, NUM_HEADS), uniform))
+    actions = chosen.choose(torch.full((6000, NUM_HEADS), uniform))
 
     assert bool(masks.gather(-1, actions.unsqueeze(-1)).all())
 
@@ -73,7 +73,7 @@ def test_sampled_frequencies_follow_the_probabilities() -> None:
     chosen = SPACE.distributions(random_logits(1), masks)
     uniforms = torch.rand((num_samples, NUM_HEADS), generator=generator(5))
 
-    actions = chosen.sample(uniforms)
+    actions = chosen.choose(uniforms)
 
     counts = torch.nn.functional.one_hot(actions, SPACE.width).sum(0)
     spread = (chosen.probs[0] * (1 - chosen.probs[0]) / num_samples).sqrt()
@@ -103,7 +103,7 @@ def test_a_single_choice_has_log_prob_and_entropy_of_exactly_zero() -> None:
     is_single = masks.sum(-1) == 1
 
     assert int(is_single.sum()) > 1000
-    assert bool((chosen.log_prob(chosen.likeliest())[is_single] == 0.0).all())
+    assert bool((chosen.log_prob(chosen.choose(None))[is_single] == 0.0).all())
     assert bool((chosen.entropy()[is_single] == 0.0).all())
 
 

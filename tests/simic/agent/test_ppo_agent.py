@@ -10,7 +10,6 @@ from torch import Tensor
 
 from esper.leyline.errors import UnreadableFileError
 from esper.simic.agent import ppo_agent
-from esper.simic.agent.gae import Advantages
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_update import normalized_advantages
 from esper.simic.normalizers import RewardNormalizer
@@ -122,10 +121,6 @@ def test_round_without_rows_teaches_nothing() -> None:
     )
 
 
-def advantages_of(agent: PPOAgent, rewards: RewardNormalizer) -> Advantages:
-    return agent._advantages(agent.buffer.batch(), rewards)
-
-
 def test_scaling_all_rewards_leaves_normalised_advantages_unchanged() -> None:
     results = []
     for scale in (1.0, 37.0):
@@ -134,7 +129,7 @@ def test_scaling_all_rewards_leaves_normalised_advantages_unchanged() -> None:
             learn(agent, rewards, seed=seed, scale=scale)
         play_round(agent, seed=9, reward_scale=scale)
         valid = agent.buffer.batch().valid
-        raw = advantages_of(agent, rewards).advantages
+        raw = agent.estimate_advantages(rewards).advantages
         results.append(normalized_advantages(raw, valid, agent.config))
 
     torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=0)
@@ -145,10 +140,10 @@ def test_penalty_weighs_the_same_under_any_reward_statistics() -> None:
     for scale in (0.01, 100.0):
         agent, rewards = small_agent(), RewardNormalizer()
         play_round(agent, seed=1, reward_scale=scale)
-        advantages_of(agent, rewards)
+        agent.estimate_advantages(rewards)
         agent.buffer.reset()
         play_round(agent, seed=2, reward_scale=scale, rollbacks=[(1, 5)])
-        returns.append(advantages_of(agent, rewards).td_errors[1, :5])
+        returns.append(agent.estimate_advantages(rewards).td_errors[1, :5])
 
     assert torch.equal(returns[0], returns[1])
     assert returns[0][4].item() == pytest.approx(-10.0, abs=1.0)

@@ -52,25 +52,29 @@ def head_gradients(agent: PPOAgent, loss: Tensor) -> dict[Head, float]:
     }
 
 
-def losses_of(agent: PPOAgent, batch: UpdateBatch) -> ppo_update._Losses:
-    evaluation = ppo_update._evaluate(agent.network, batch)
-    ratios = ppo_update._ratios(evaluation.log_probs, batch)
-    return ppo_update._losses(evaluation, ratios, batch, agent.config)
+def losses_of(agent: PPOAgent, batch: UpdateBatch) -> ppo_update.Losses:
+    evaluation = ppo_update.evaluate_actions(agent.network, batch)
+    ratios = ppo_update.compute_ratios(evaluation.log_probs, batch)
+    return ppo_update.compute_losses(evaluation, ratios, batch, agent.config)
 
 
 @torch.no_grad()
 def log_ratios(agent: PPOAgent, batch: UpdateBatch) -> Tensor:
-    return ppo_update._evaluate(agent.network, batch).log_probs - batch.old_log_probs
+    return ppo_update.evaluate_actions(agent.network, batch).log_probs - batch.old_log_probs
 
 
 @pytest.mark.parametrize("rollbacks", [[], ROLLBACKS])
-def test_log_ratio_is_zero_before_the_first_optimizer_step(rollbacks) -> None:
+@pytest.mark.parametrize("has_amp", [False, True])
+def test_log_ratio_is_zero_before_the_first_optimizer_step(
+    rollbacks: list[tuple[int, int]], has_amp: bool
+) -> None:
     agent = small_agent()
-    play_round(agent, rollbacks=rollbacks)
-    batch = prepared(agent)
-    valid = agent.buffer.batch().valid
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_amp):
+        play_round(agent, rollbacks=rollbacks)
+        batch = prepared(agent)
+        valid = agent.buffer.batch().valid
 
-    differences = log_ratios(agent, batch)[valid]
+        differences = log_ratios(agent, batch)[valid]
 
     assert float(differences.abs().max()) <= 1e-5
     is_single = batch.choice_masks.sum(-1)[valid] == 1
@@ -189,7 +193,7 @@ def test_huge_log_ratios_stay_finite() -> None:
     batch = prepared(agent)
     for shift in (-1000.0, 1000.0):
         moved = replace(batch, old_log_probs=batch.old_log_probs + shift)
-        ratios = ppo_update._ratios(batch.old_log_probs, moved)
+        ratios = ppo_update.compute_ratios(batch.old_log_probs, moved)
         for numbers in (ratios.heads, ratios.joint, ratios.kl_divergence):
             assert bool(torch.isfinite(numbers).all())
 
@@ -200,7 +204,7 @@ def test_joint_ratio_is_the_product_of_the_heads() -> None:
     batch = prepared(agent)
     shift = 0.3 * torch.randn(batch.old_log_probs.shape, generator=generator(3))
 
-    ratios = ppo_update._ratios(batch.old_log_probs + shift, batch)
+    ratios = ppo_update.compute_ratios(batch.old_log_probs + shift, batch)
 
     torch.testing.assert_close(ratios.joint, ratios.heads.prod(-1), rtol=1e-4, atol=1e-5)
 
@@ -212,7 +216,7 @@ def test_policy_loss_clips_each_head_over_the_steps_in_which_it_mattered() -> No
     shift = 0.5 * torch.randn(batch.old_log_probs.shape, generator=generator(3))
     batch = replace(batch, old_log_probs=batch.old_log_probs + shift)
     with torch.no_grad():
-        evaluation = ppo_update._evaluate(agent.network, batch)
+        evaluation = ppo_update.evaluate_actions(agent.network, batch)
     expected = 0.0
     rows = agent.buffer.batch()
     for row, head in enumerate(HEADS):
@@ -301,7 +305,7 @@ def test_contribution_loss_looks_at_measured_slots_only() -> None:
     assert losses_of(agent, prepared(agent)).contribution.item() == 0.0
     rows = agent.buffer.batch()
     rows.contributions[0, 0, 1], rows.is_measured[0, 0, 1] = 25.0, True
-    predicted = ppo_update._evaluate(agent.network, prepared(agent)).contributions[0, 0, 1]
+    predicted = ppo_update.evaluate_actions(agent.network, prepared(agent)).contributions[0, 0, 1]
 
     loss = losses_of(agent, prepared(agent)).contribution
 
@@ -310,8 +314,8 @@ def test_contribution_loss_looks_at_measured_slots_only() -> None:
 
 def test_every_row_is_seen_once_per_epoch_in_a_seeded_order() -> None:
     for num_rows, size in ((6, 2), (7, 2), (1, 1), (10, 3)):
-        chunks = list(ppo_update._minibatch_rows(num_rows, size, generator(5)))
-        again = list(ppo_update._minibatch_rows(num_rows, size, generator(5)))
+        chunks = list(ppo_update.minibatch_rows(num_rows, size, generator(5)))
+        again = list(ppo_update.minibatch_rows(num_rows, size, generator(5)))
 
         assert sorted(row for chunk in chunks for row in chunk) == list(range(num_rows))
         assert all(len(chunk) <= size for chunk in chunks)
