@@ -234,7 +234,6 @@ def test_every_head_has_a_finite_gradient_under_autocast_after_a_decision() -> N
         decision = network.decide(
             obs, blueprints, masks, network.initial_state(4), generator=generator(3)
         )
-        torch.clear_autocast_cache()
         output = network.step(obs, blueprints, network.initial_state(4))
         chosen = network.space.distributions(output.logits, torch.ones_like(output.logits).bool())
         (chosen.entropy().sum() + output.values.sum()).backward()

@@ -59,6 +59,11 @@ def losses_of(agent: PPOAgent, batch: UpdateBatch) -> ppo_update.Losses:
 
 
 @torch.no_grad()
+def compute_total(agent: PPOAgent) -> Tensor:
+    return losses_of(agent, prepared(agent)).total(WEIGHTS)
+
+
+@torch.no_grad()
 def log_ratios(agent: PPOAgent, batch: UpdateBatch) -> Tensor:
     return ppo_update.evaluate_actions(agent.network, batch).log_probs - batch.old_log_probs
 
@@ -288,14 +293,29 @@ def test_floor_penalty_is_zero_for_heads_that_no_legal_op_looks_at() -> None:
 def test_masked_rows_change_nothing() -> None:
     agent = small_agent()
     play_round(agent, rollbacks=ROLLBACKS)
-    before = losses_of(agent, prepared(agent)).total(WEIGHTS)
+    before = compute_total(agent)
     rows = agent.buffer.batch()
     hole = ~rows.valid
     rows.actions[hole], rows.effective_ops[hole], rows.is_forced[hole] = 1, Op.GERMINATE, True
 
-    after = losses_of(agent, prepared(agent)).total(WEIGHTS)
+    after = compute_total(agent)
 
     assert int(hole.sum()) == len(ROLLBACKS)
+    assert torch.equal(before, after)
+
+
+def test_rows_of_a_discarded_segment_change_nothing() -> None:
+    agent = small_agent(entropy_floors=(0.99,) * len(HEADS))
+    play_round(agent)
+    rows = agent.buffer.batch()
+    rows.valid[0] = False
+    before = compute_total(agent)
+
+    for mask in (rows.masks.op, rows.masks.blueprint, rows.masks.slot_by_op, rows.masks.tempo):
+        mask[0] = True
+    rows.is_measured[0] = True
+    after = compute_total(agent)
+
     assert torch.equal(before, after)
 
 

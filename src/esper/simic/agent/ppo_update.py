@@ -210,8 +210,6 @@ def run_update(
         check_cancelled: called between minibatches; what it raises ends the update.
     """
     trace = UpdateTrace()
-    # A forward without gradients under the same autocast may have cached weights without a graph.
-    torch.clear_autocast_cache()
     for epoch in range(config.num_epochs):
         for rows in minibatch_rows(batch.obs.shape[0], config.rows_per_minibatch, generator):
             if check_cancelled is not None:
