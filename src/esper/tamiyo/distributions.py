@@ -49,20 +49,23 @@ class HeadDistributions:
     def entropy(self) -> Tensor:
         """Return each head's entropy over that of a uniform choice; exactly 0 for a single one."""
         num_valid = self.masks.sum(-1).clamp_min(2)
-        return -(self.probs * self.log_probs).sum(-1) / num_valid.log()
+        # 0 - x and not -x, so that no entropy is a negative zero.
+        return (0.0 - (self.probs * self.log_probs).sum(-1)) / num_valid.log()
 
-    def likeliest(self) -> Tensor:
-        """Return the most probable choice of each head."""
-        return self.probs.argmax(-1)
-
-    def sample(self, uniforms: Tensor) -> Tensor:
-        """Return the choice that each number in [0, 1) falls on.
+    def choose(self, uniforms: Tensor | None) -> Tensor:
+        """Return the choices that numbers in [0, 1) fall on; without numbers, the likeliest ones.
 
         A masked choice adds nothing to the running sum, so that it is never the first to exceed
         the threshold; and u·total < total holds for float32 as drawn by torch.rand.
+
+        Args:
+            uniforms: [..., heads], of which the last ones belong to these heads.
         """
+        if uniforms is None:
+            return self.probs.argmax(-1)
         cumulative = self.probs.cumsum(-1)
-        threshold = uniforms.unsqueeze(-1) * cumulative[..., -1:]
+        own = uniforms[..., -self.probs.shape[-2] :]
+        threshold = own.unsqueeze(-1) * cumulative[..., -1:]
         return (cumulative <= threshold).sum(-1)
 
 

@@ -219,17 +219,11 @@ class PolicyNetwork(nn.Module):
     ) -> Decision:
         """Choose for all envs; without a generator, take the likeliest choices."""
         output = self.step(obs, blueprints, state)
+        uniforms = None if generator is None else _draw_uniforms(len(obs), generator, obs.device)
         ops_alone = self.space.op_distribution(output.logits, masks)
-        uniforms = None
-        if generator is not None:
-            shape = (obs.shape[0], len(HEADS))
-            uniforms = torch.rand(shape, generator=generator, device=generator.device)
-            uniforms = uniforms.to(obs.device, non_blocking=True)
-            ops = ops_alone.sample(uniforms[:, OP_ROW:]).squeeze(-1)
-        else:
-            ops = ops_alone.likeliest().squeeze(-1)
+        ops = ops_alone.choose(uniforms).squeeze(-1)
         chosen = self.space.distributions(output.logits, self.space.choice_masks(masks, ops))
-        actions = chosen.likeliest() if uniforms is None else chosen.sample(uniforms)
+        actions = chosen.choose(uniforms)
         actions[:, OP_ROW] = ops  # one op per decision: what was conditioned on is what is stored
         diagnostics = (
             chosen.confidence(actions),
@@ -267,6 +261,13 @@ class PolicyNetwork(nn.Module):
             hidden=hidden,
             state=state,
         )
+
+
+def _draw_uniforms(num_envs: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Return one number in [0, 1) per env and head: as many whatever is masked."""
+    shape = (num_envs, len(HEADS))
+    drawn = torch.rand(shape, generator=generator, device=generator.device)
+    return drawn.to(device, non_blocking=True)
 
 
 def _mlp(*sizes: int) -> nn.Sequential:

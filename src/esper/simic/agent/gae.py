@@ -41,7 +41,7 @@ def compute_gae(
     following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), dim=1)
     td_errors = rewards + gamma * torch.where(ends, bootstrap_values, following) - values
     td_errors = torch.where(valid, td_errors, 0.0)
-    carry = torch.where(valid & ~ends, gamma * gae_lambda, 0.0).to(values.dtype)
+    carry = gamma * gae_lambda * (valid & ~ends).to(values.dtype)
     advantages = torch.empty_like(td_errors)
     ahead = torch.zeros_like(td_errors[:, 0])
     for step in reversed(range(td_errors.shape[1])):

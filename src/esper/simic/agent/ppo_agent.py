@@ -128,7 +128,7 @@ class PPOAgent:
             metrics = self._metrics(_BeforeUpdate(), UpdateTrace(), rollout_state)
             self.buffer.reset()
             return metrics
-        advantages = self._advantages(batch, reward_normalizer)
+        advantages = self.estimate_advantages(reward_normalizer)
         before = self._measure(batch, advantages)
         self.value_normalizer.update(advantages.returns, batch.valid)
         prepared = build_update_batch(
@@ -152,6 +152,21 @@ class PPOAgent:
         self.num_updates += metrics.has_learned
         self.buffer.reset()
         return metrics
+
+    def estimate_advantages(self, reward_normalizer: RewardNormalizer) -> Advantages:
+        """Return what the finished round was worth; the normaliser learns from it once."""
+        batch = self.buffer.batch()
+        is_paid = batch.valid & ~batch.is_forfeited
+        normalized = reward_normalizer.normalize_round(batch.rewards, is_paid)
+        return compute_gae(
+            rewards=torch.where(batch.is_forfeited, batch.penalties, normalized),
+            values=self.value_normalizer.denormalize(batch.values),
+            bootstrap_values=self.value_normalizer.denormalize(batch.bootstrap_values),
+            ends=batch.ends,
+            valid=batch.valid,
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a checkpoint keeps; loadable with weights_only.
@@ -201,19 +216,6 @@ class PPOAgent:
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
             raise UnreadableFileError(path, f"not a checkpoint of Esper: {error!r}") from None
         return cls.from_state(state, device=device)
-
-    def _advantages(self, batch: RolloutBatch, reward_normalizer: RewardNormalizer) -> Advantages:
-        is_paid = batch.valid & ~batch.is_forfeited
-        normalized = reward_normalizer.normalize_round(batch.rewards, is_paid)
-        return compute_gae(
-            rewards=torch.where(batch.is_forfeited, batch.penalties, normalized),
-            values=self.value_normalizer.denormalize(batch.values),
-            bootstrap_values=self.value_normalizer.denormalize(batch.bootstrap_values),
-            ends=batch.ends,
-            valid=batch.valid,
-            gamma=self.config.gamma,
-            gae_lambda=self.config.gae_lambda,
-        )
 
     @torch.no_grad()
     def _measure(self, batch: RolloutBatch, advantages: Advantages) -> _BeforeUpdate:

@@ -7,7 +7,6 @@ their declaration and cross to the host in one piece.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import torch
@@ -91,7 +90,6 @@ def reduced_heads(items: Sequence[Mapping[Head, T]]) -> dict[Head, T]:
     return {head: reduced([item[head] for item in present]) for head in HEADS if present}
 
 
-@cache
 def reducers_of(kind: type[Any]) -> dict[str, Callable[[Sequence[Any]], Any]]:
     """Return each field's declared reducer."""
     return {

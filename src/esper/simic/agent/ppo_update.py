@@ -20,7 +20,20 @@ from esper.simic.agent.ppo_metrics import HeadMetrics, LossMetrics, pack
 from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.tamiyo.network import LstmState, PolicyNetwork, PolicyOutput
 
-__all__ = ["UpdateBatch", "UpdateTrace", "build_update_batch", "run_update"]
+__all__ = [
+    "Evaluation",
+    "Losses",
+    "Ratios",
+    "UpdateBatch",
+    "UpdateTrace",
+    "build_update_batch",
+    "compute_losses",
+    "compute_ratios",
+    "evaluate_actions",
+    "minibatch_rows",
+    "normalized_advantages",
+    "run_update",
+]
 
 MAX_LOG_RATIO: Final = 20.0
 MAX_JOINT_LOG_RATIO: Final = 30.0
@@ -81,7 +94,7 @@ class UpdateTrace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Evaluation:
+class Evaluation:
     """The stored actions under the current weights."""
 
     output: PolicyOutput
@@ -93,7 +106,7 @@ class _Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Ratios:
+class Ratios:
     """How much likelier the stored actions have become."""
 
     heads: Tensor  # [N, T, K]
@@ -102,7 +115,7 @@ class _Ratios:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Losses:
+class Losses:
     """The terms of the loss, unweighted."""
 
     policy: Tensor
@@ -197,10 +210,8 @@ def run_update(
         check_cancelled: called between minibatches; what it raises ends the update.
     """
     trace = UpdateTrace()
-    # A forward without gradients under the same autocast may have cached weights without a graph.
-    torch.clear_autocast_cache()
     for epoch in range(config.num_epochs):
-        for rows in _minibatch_rows(batch.obs.shape[0], config.rows_per_minibatch, generator):
+        for rows in minibatch_rows(batch.obs.shape[0], config.rows_per_minibatch, generator):
             if check_cancelled is not None:
                 check_cancelled()
             if not _step(network, optimizer, batch.rows(rows), config, weights, trace):
@@ -211,9 +222,10 @@ def run_update(
     return trace
 
 
-def _minibatch_rows(
+def minibatch_rows(
     num_rows: int, rows_per_minibatch: int, generator: torch.Generator
 ) -> Iterator[list[int]]:
+    """Yield every row once, in a random order, a minibatch at a time."""
     order = torch.randperm(num_rows, generator=generator).tolist()
     for first in range(0, num_rows, rows_per_minibatch):
         yield order[first : first + rows_per_minibatch]
@@ -228,9 +240,9 @@ def _step(
     trace: UpdateTrace,
 ) -> bool:
     """Take one optimizer step, or none; return False when the KL stop ends the update."""
-    evaluation = _evaluate(network, batch)
-    ratios = _ratios(evaluation.log_probs, batch)
-    losses = _losses(evaluation, ratios, batch, config)
+    evaluation = evaluate_actions(network, batch)
+    ratios = compute_ratios(evaluation.log_probs, batch)
+    losses = compute_losses(evaluation, ratios, batch, config)
     total = losses.total(weights)
     optimizer.zero_grad(set_to_none=True)
     total.backward()  # type: ignore[no-untyped-call]
@@ -260,11 +272,12 @@ def materialize_verdict(kl_divergence: Tensor, loss: Tensor, gradient_norm: Tens
     return _Verdict(kl_divergence=numbers[0], is_finite=all(math.isfinite(n) for n in numbers))
 
 
-def _evaluate(network: PolicyNetwork, batch: UpdateBatch) -> _Evaluation:
+def evaluate_actions(network: PolicyNetwork, batch: UpdateBatch) -> Evaluation:
+    """Unroll the rows under the current weights, as the rollout did step by step."""
     output = network.unroll(batch.obs, batch.blueprints, batch.starts, batch.all_cuts())
     chosen = network.space.distributions(output.logits, batch.choice_masks)
     available = network.space.distributions(output.logits, batch.available_masks)
-    return _Evaluation(
+    return Evaluation(
         output=output,
         log_probs=chosen.log_prob(batch.actions),
         entropies=chosen.entropy(),
@@ -274,26 +287,28 @@ def _evaluate(network: PolicyNetwork, batch: UpdateBatch) -> _Evaluation:
     )
 
 
-def _ratios(log_probs: Tensor, batch: UpdateBatch) -> _Ratios:
+def compute_ratios(log_probs: Tensor, batch: UpdateBatch) -> Ratios:
+    """Compare with the log-probabilities that the rollout sampled from."""
     log_ratios = log_probs - batch.old_log_probs
     bounded = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     heads = bounded.exp()
     joint = log_ratios.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
     # (r - 1) - log r is never negative and has less variance than -log r.
     kl = _masked_mean((heads - 1 - bounded).detach(), batch.is_learnable)
-    return _Ratios(heads=heads, joint=joint, kl_divergence=kl)
+    return Ratios(heads=heads, joint=joint, kl_divergence=kl)
 
 
-def _losses(
-    evaluation: _Evaluation, ratios: _Ratios, batch: UpdateBatch, config: PPOConfig
-) -> _Losses:
+def compute_losses(
+    evaluation: Evaluation, ratios: Ratios, batch: UpdateBatch, config: PPOConfig
+) -> Losses:
+    """Compute all terms; each head is clipped and averaged over the steps in which it mattered."""
     advantages = batch.advantages.unsqueeze(-1)
     clipped = ratios.heads.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
     gain = torch.minimum(ratios.heads * advantages, clipped * advantages)
     entropy_weights = gain.new_tensor(config.entropy_weights)
     bonus = entropy_weights * _mean_over_steps(evaluation.entropies, batch.is_learnable)
     targets = batch.contributions.clamp(-config.contribution_clip_pp, config.contribution_clip_pp)
-    return _Losses(
+    return Losses(
         policy=-_mean_over_steps(gain, batch.is_learnable).sum(),
         value=_value_loss(evaluation.output.values, batch),
         q=_value_loss(evaluation.q_values, batch),
@@ -345,7 +360,7 @@ def _gradient_norms(network: PolicyNetwork) -> Tensor:
     )
 
 
-def _note_nonfinite(network: PolicyNetwork, evaluation: _Evaluation, trace: UpdateTrace) -> None:
+def _note_nonfinite(network: PolicyNetwork, evaluation: Evaluation, trace: UpdateTrace) -> None:
     """Find out what was not finite; only ever called when something was not."""
     trace.num_finiteness_skips += 1
     is_finite = torch.isfinite(evaluation.log_probs).all(0).all(0).tolist()
@@ -363,9 +378,9 @@ def _note_nonfinite(network: PolicyNetwork, evaluation: _Evaluation, trace: Upda
 
 
 def _pack_losses(
-    losses: _Losses,
-    ratios: _Ratios,
-    evaluation: _Evaluation,
+    losses: Losses,
+    ratios: Ratios,
+    evaluation: Evaluation,
     batch: UpdateBatch,
     norms: Tensor,
     config: PPOConfig,
@@ -381,7 +396,7 @@ def _pack_losses(
         value_loss=losses.value,
         q_loss=losses.q,
         contribution_loss=torch.where(batch.is_measured.any(), losses.contribution, torch.nan),
-        entropy=losses.entropy,
+        entropy=_masked_mean(evaluation.entropies, mask),
         floor_penalty=losses.floor_penalty,
         gradient_norm=norms.square().sum().sqrt(),
         value_gradient_norm=norms[len(HEADS)],
@@ -400,8 +415,8 @@ def _pack_losses(
 
 
 def _pack_heads(
-    evaluation: _Evaluation,
-    ratios: _Ratios,
+    evaluation: Evaluation,
+    ratios: Ratios,
     batch: UpdateBatch,
     norms: Tensor,
     config: PPOConfig,

@@ -205,7 +205,7 @@ class RolloutBuffer:
         that it weighs the same in every round.
         """
         since = self._open_since[env_id]
-        last = self._close(env_id)
+        last = self.terminate(env_id)
         self.rollback_count += 1
         if since is None or last is None:
             self.unattributed_penalties += 1
