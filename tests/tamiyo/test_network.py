@@ -148,7 +148,10 @@ def test_diagnostics_are_those_of_the_chosen_actions() -> None:
     torch.testing.assert_close(
         decision.op_probabilities.gather(0, ops)[0], decision.confidences[OP_ROW]
     )
-    assert decision.diagnostics.shape == (2 * len(HEADS) + NUM_OPS + 1, 64)
+    assert decision.diagnostics.shape == (3 * len(HEADS) + NUM_OPS + 1, 64)
+    is_only_choice = decision.num_valid == 1
+    assert bool((decision.num_valid >= 1).all())
+    assert torch.equal(decision.confidences[is_only_choice], torch.ones(int(is_only_choice.sum())))
     assert bool((decision.entropies <= 1 + 1e-6).all())
 
 

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op
+from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.errors import EnvFaultError, InterruptedRunError
 from esper.leyline.messages import EnvEvidence, EnvOutcome, Phase, StepDecision
 from esper.leyline.signals import TrainingSignals
@@ -56,6 +57,16 @@ def signals(step: int) -> TrainingSignals:
     )
 
 
+NOTHING_MEASURED = AttributionEvidence(
+    accuracy_pct=10.0,
+    committed_accuracy_pct=10.0,
+    seeds=(),
+    interactions=(),
+    shapley=(),
+    is_exact=True,
+)
+
+
 class NotingWork:
     """Writes down every call; breaks where a test asks for it."""
 
@@ -90,10 +101,10 @@ class NotingWork:
             env_id=env.env_id,
             signals=signals(step),
             reports=(),
-            seeds=(),
+            attribution=NOTHING_MEASURED,
             coalitions=(),
             strategy="full_factorial",
-            committed_accuracy_pct=None,
+            stable_accuracy_pct=10.0,
             host_params=1,
             total_params=1,
             host_gradient_norm=None,

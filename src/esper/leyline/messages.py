@@ -22,6 +22,7 @@ __all__ = [
     "EnvOutcome",
     "Panic",
     "PanicReason",
+    "PenaltyOutcome",
     "Phase",
     "RollbackReport",
     "StepDecision",
@@ -137,6 +138,15 @@ class RollbackReport(msgspec.Struct, frozen=True, kw_only=True):
 
     panic: Panic
     pruned_slots: tuple[str, ...]
+
+
+class PenaltyOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a rollback's penalty."""
+
+    blamed_step: int | None
+    """The step that took it; None when the segment had none."""
+    num_steps_forfeited: int
+    """Steps of the segment whose reward is lost, the blamed one included."""
 
 
 class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ def test_config_of_a_run_reaches_the_agent() -> None:
         n_episodes=77,
     )
 
-    config = ppo_config_from(training, obs_dim=85)
+    config = ppo_config_from(training, obs_dim=85, entropy_anneal_updates=3)
 
     assert (config.policy.obs_dim, config.policy.hidden_dim) == (85, 64)
     assert (config.policy.num_slots, config.policy.feature_dim) == (2, 32)

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from esper.leyline.actions import HEADS, Head, head_sizes
 from esper.leyline.errors import ContractError
+from esper.leyline.messages import PenaltyOutcome
 from esper.simic.normalizers import REWARD_CLIP
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import Decision
 
-__all__ = ["PenaltyOutcome", "RolloutBatch", "RolloutBuffer", "StepRows"]
+__all__ = ["RolloutBatch", "RolloutBuffer", "StepRows"]
 
 MASK_HEADS: Final = tuple(head for head in HEADS if head is not Head.SLOT)
 
@@ -73,16 +74,6 @@ class RolloutBatch:
                 if item.name != "masks"
             },
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PenaltyOutcome:
-    """What became of a rollback's penalty."""
-
-    blamed_step: int | None
-    """The step that took it; None when the segment had none."""
-    num_steps_forfeited: int
-    """Steps of the segment whose reward is lost, the blamed one included."""
 
 
 def _first_mask_steps(masks: ActionMasks, num_steps: int) -> ActionMasks:

@@ -7,6 +7,7 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvOutcome,
+    PenaltyOutcome,
     StepDecision,
     StepEvidence,
     StepOutcome,
@@ -23,7 +24,6 @@ from esper.leyline.payloads import (
 )
 from esper.leyline.reports import EpisodeRecord
 from esper.leyline.telemetry import Draft, EventScope
-from esper.simic.agent.rollout_buffer import PenaltyOutcome
 from esper.simic.telemetry.emitters import (
     Emit,
     apply_slot_telemetry,

@@ -17,6 +17,7 @@ from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
     EnvEvidence,
     EnvOutcome,
+    PenaltyOutcome,
     StepDecision,
     StepEvidence,
     StepOutcome,
@@ -27,7 +28,6 @@ from esper.leyline.reports import EpisodeRecord, SeedReport
 from esper.leyline.rewards import HackingSuspicion, RewardComponents
 from esper.leyline.signals import TrainingSignals
 from esper.simic.agent.ppo_metrics import PPOMetrics
-from esper.simic.agent.rollout_buffer import PenaltyOutcome
 from esper.simic.normalizers import REWARD_CLIP
 from esper.simic.rewards.scheme import RewardScheme
 from esper.simic.seed_management import aggregate_ppo_metrics, run_ppo_updates

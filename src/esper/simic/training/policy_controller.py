@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_SPECS, HEADS, ActionSpec, Head, Op
-from esper.leyline.messages import DecisionDetail
+from esper.leyline.messages import DecisionDetail, PenaltyOutcome
 from esper.leyline.payloads import HeadChoice
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_metrics import PPOMetrics
-from esper.simic.agent.rollout_buffer import PenaltyOutcome, StepRows
+from esper.simic.agent.rollout_buffer import StepRows
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.tamiyo.controllers.protocol import Choice, Situation

@@ -7,6 +7,7 @@ from typing import TypeVar
 from esper.leyline.config import TelemetryConfig
 from esper.leyline.messages import (
     EnvFailure,
+    PenaltyOutcome,
     StepDecision,
     StepEvidence,
     StepOutcome,
@@ -28,7 +29,6 @@ from esper.leyline.payloads import (
 from esper.leyline.reports import BatchSummary, EpisodeRecord
 from esper.leyline.telemetry import RUN_SCOPE, Draft, EventScope, EventType
 from esper.nissa.hub import Hub
-from esper.simic.agent.rollout_buffer import PenaltyOutcome
 from esper.simic.seed_management import (
     Escalation,
     emit_anomaly_diagnostics,

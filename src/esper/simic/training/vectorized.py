@@ -82,7 +82,7 @@ from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import Watchdog, supervise
 
-__all__ = ["TrainingResult", "run_job", "train_ppo_vectorized"]
+__all__ = ["TrainingResult", "run_job"]
 
 Companion: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
 """Something that runs beside a run and is ended with it: a server, a console."""
