@@ -214,27 +214,26 @@ class Reporter:
         self.env_steps = self.train_samples = self.val_samples = 0
 
     def _emit_trend(self, drafts: list[Draft], figures: RoundFigures) -> None:
-        before, now = (
-            figures.state_before.rolling_accuracy_pct,
-            figures.summary.rolling_accuracy_pct,
-        )
-        if before is None or now is None:
-            return
-        kind = self._trend_of(now - before)
-        if kind is not None:
-            payload = kind(
-                rolling_delta_pp=now - before,
-                rolling_accuracy_pct=now,
-                previous_rolling_accuracy_pct=before,
-            )
-            drafts.append(Draft(payload, EventScope(round=figures.summary.round)))
+        before = figures.state_before.rolling_accuracy_pct
+        now = figures.summary.rolling_accuracy_pct
+        trend = None if before is None or now is None else self._trend(before, now)
+        if trend is not None:
+            drafts.append(Draft(trend, EventScope(round=figures.summary.round)))
 
-    def _trend_of(self, delta_pp: float) -> type[TrendDetected] | None:
+    def _trend(self, before_pct: float, now_pct: float) -> TrendDetected | None:
+        delta_pp = now_pct - before_pct
+        facts = {
+            "rolling_delta_pp": delta_pp,
+            "rolling_accuracy_pct": now_pct,
+            "previous_rolling_accuracy_pct": before_pct,
+        }
         if abs(delta_pp) < self.plateau_threshold_pp:
-            return PlateauDetected
-        if abs(delta_pp) <= self.improvement_threshold_pp:
-            return None
-        return ImprovementDetected if delta_pp > 0 else DegradationDetected
+            return PlateauDetected(**facts)
+        if delta_pp > self.improvement_threshold_pp:
+            return ImprovementDetected(**facts)
+        if delta_pp < -self.improvement_threshold_pp:
+            return DegradationDetected(**facts)
+        return None
 
 
 def _batch_stats(result: RoundResult) -> BatchStats:
