@@ -55,11 +55,12 @@ FACT_TYPES: Final = frozenset(
 
 _DECODER: Final = msgspec.json.Decoder(Fact)
 
+_GATED_STAGES: Final = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+
 GATED_EDGES: Final = frozenset(
     (stage.name, target.name)
     for stage in TRANSITIONS
-    if (target := next_stage(stage))
-    in (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+    if (target := next_stage(stage)) in _GATED_STAGES
 )
 """Moves that need a gate's pass; going back from HOLDING to BLENDING needs none."""
 

@@ -53,13 +53,17 @@ class OrderWatch:
     _tail_ranks: dict[int, int] = field(default_factory=dict)
     _stages: dict[tuple[int | None, str | None], str | None] = field(default_factory=dict)
 
-    def see_start(self, *, is_first: bool, line: int) -> None:
-        """Take note of a TRAINING_STARTED."""
-        if not is_first:
+    def see_start(self, line: int, num_events: int) -> None:
+        """Take note of a TRAINING_STARTED, the `num_events`th event of its log."""
+        if num_events != 1:
             self._break(STARTS_FIRST, line)
 
+    def see_finish(self, line: int, num_events: int) -> None:
+        """Take note of a RUN_FINISHED, the `num_events`th event of its log."""
+        self._finish = _Finish(line, num_events)
+
     def see_step(self, event_type: str, scope: bytes, line: int) -> None:
-        """Take note of an EPOCH_COMPLETED or LAST_ACTION; `scope` is any key of its env and step."""
+        """Take note of an EPOCH_COMPLETED or LAST_ACTION; `scope` names its env and step."""
         if event_type == "EPOCH_COMPLETED":
             self._open_steps.add(scope)
         elif scope in self._open_steps:
@@ -67,12 +71,10 @@ class OrderWatch:
         else:
             self._break(EPOCH_BEFORE_ACTION, line)
 
-    def see_fact(self, fact: Fact, line: int, num_events: int) -> None:
-        """Take note of an event that was read more closely, the `num_events`th of its log."""
+    def see_fact(self, fact: Fact, line: int) -> None:
+        """Take note of an event that was read more closely."""
         event_type = fact.event_type
-        if event_type == "RUN_FINISHED":
-            self._finish = _Finish(line, num_events)
-        elif event_type in _TAIL_RANKS:
+        if event_type in _TAIL_RANKS:
             self._see_tail(event_type, fact.round or 0, line)
         elif event_type == "EPISODE_OUTCOME":
             if self._tail_ranks.get(fact.round or 0, -1) >= _TAIL_RANKS["BATCH_EPOCH_COMPLETED"]:
@@ -90,7 +92,7 @@ class OrderWatch:
             self._break(ROUND_TAIL, line)
         self._tail_ranks[round_index] = rank
 
-    def finish(self, num_events: int) -> None:
+    def end(self, num_events: int) -> None:
         """Take note that the log ends here."""
         if self._finish is not None and self._finish.num_events != num_events:
             self._break(FINISHES_LAST, self._finish.line)

@@ -167,16 +167,18 @@ class _Scanner:
     def _look_closely(self, event_type: str, line: bytes, number: int) -> None:
         if event_type == "TRAINING_STARTED":
             self.started = self.started or _read_started(line)
-            self.order.see_start(
-                is_first=not self.raw_counts and len(self.raw_types) == 1, line=number
-            )
+            self.order.see_start(number, self._num_events())
             return
         fact = read_fact(line)
         if fact is not None:
             add_terms(self.terms, fact)
-            self.order.see_fact(fact, number, self.raw_counts.total() + len(self.raw_types))
+            self.order.see_fact(fact, number)
             if event_type == "RUN_FINISHED":
                 self.status = fact.data.status
+                self.order.see_finish(number, self._num_events())
+
+    def _num_events(self) -> int:
+        return self.raw_counts.total() + len(self.raw_types) + self.num_bad_lines
 
     def _add_keys(self, lines: list[bytes]) -> None:
         try:
@@ -204,7 +206,7 @@ class _Scanner:
 
     def finish(self) -> Scan:
         """Return what was gathered; the log ends here."""
-        self.order.finish(self.raw_counts.total() + self.num_bad_lines)
+        self.order.end(self._num_events())
         if self.forms:
             self._close_block()
         profile = RunProfile(
