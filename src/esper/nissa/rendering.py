@@ -1,17 +1,16 @@
 """One readable line per event, for terminals."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias
+from functools import singledispatch
 
+from esper.leyline import payloads
 from esper.leyline.errors import EventDecodeError, shown
-from esper.leyline.telemetry import Event, EventType, Severity, decode_event
+from esper.leyline.payloads import Payload
+from esper.leyline.telemetry import Event, Severity, decode_event, event_type_of
 
 __all__ = ["is_worrying", "render_event", "render_line"]
-
-# The payload's class differs from type to type; each renderer knows its own.
-_Renderer: TypeAlias = Callable[[Any], str]
 
 
 def render_line(line: bytes) -> str:
@@ -26,8 +25,7 @@ def render_event(event: Event) -> str:
     """Render one event: time, where, what."""
     clock = _clock(event.ts)
     mark = {Severity.WARNING: "! ", Severity.ERROR: "!! ", Severity.CRITICAL: "!!! "}
-    text = _text(event)
-    return f"{clock} {_place(event):<13} {mark.get(event.severity, '')}{text}"
+    return f"{clock} {_place(event):<13} {mark.get(event.severity, '')}{_describe(event.data)}"
 
 
 def is_worrying(line: bytes) -> bool:
@@ -54,15 +52,6 @@ def _place(event: Event) -> str:
     return " ".join(parts) or "run"
 
 
-def _text(event: Event) -> str:
-    renderer = _RENDERERS.get(event.event_type)
-    if renderer is not None:
-        return renderer(event.data)
-    name = event.event_type.value.lower().replace("_", " ")
-    fields = [_field(key, getattr(event.data, key)) for key in event.data.__struct_fields__]
-    return f"{name}: {', '.join(text for text in fields if text)}"
-
-
 def _field(name: str, value: object) -> str:
     if value is None or isinstance(value, Mapping | tuple):
         return ""
@@ -81,14 +70,24 @@ def _signed(value: float | None) -> str:
     return "n/a" if value is None else f"{value:+.2f}pp"
 
 
-def _started(data: Any) -> str:
+@singledispatch
+def _describe(data: Payload) -> str:
+    """Say what a payload tells; types without a form of their own list their plain fields."""
+    name = event_type_of(data).value.lower().replace("_", " ")
+    fields = [_field(key, getattr(data, key)) for key in data.__struct_fields__]
+    return f"{name}: {', '.join(text for text in fields if text)}"
+
+
+@_describe.register
+def _started(data: payloads.TrainingStarted) -> str:
     return (
-        f"started {data.controller} on {data.task} ({data.data_source}): {data.num_rounds} rounds x "
-        f"{data.num_envs} envs x {data.num_steps} steps, seed {data.seed}"
+        f"started {data.controller} on {data.task} ({data.data_source}): {data.num_rounds} rounds "
+        f"x {data.num_envs} envs x {data.num_steps} steps, seed {data.seed}"
     )
 
 
-def _finished(data: Any) -> str:
+@_describe.register
+def _finished(data: payloads.RunFinished) -> str:
     reason = f" ({data.reason})" if data.reason else ""
     return (
         f"{data.status}{reason} after {data.rounds_completed} rounds in {data.duration_s:.1f}s, "
@@ -96,7 +95,8 @@ def _finished(data: Any) -> str:
     )
 
 
-def _epoch(data: Any) -> str:
+@_describe.register
+def _epoch(data: payloads.EpochCompleted) -> str:
     seeds = "".join(
         f"  {seed.slot_id} {seed.stage.lower()} {seed.blueprint} {seed.alpha:.0%}"
         for seed in data.seeds
@@ -104,7 +104,8 @@ def _epoch(data: Any) -> str:
     return f"val {_pct(data.val_accuracy_pct)} loss {_number(data.val_loss)}{seeds}"
 
 
-def _action(data: Any) -> str:
+@_describe.register
+def _action(data: payloads.LastAction) -> str:
     words = [data.op, data.slot_id, data.blueprint, data.style, data.alpha_target]
     what = " ".join(word for word in words if word)
     problem = data.veto_reason or data.failure_reason
@@ -112,59 +113,70 @@ def _action(data: Any) -> str:
     return f"{what}  reward {_number(data.reward)}{outcome}"
 
 
-def _germinated(data: Any) -> str:
+@_describe.register
+def _germinated(data: payloads.SeedGerminated) -> str:
     return f"{data.slot_id} germinated {data.blueprint} ({data.num_params:,} parameters)"
 
 
-def _gate(data: Any) -> str:
+@_describe.register
+def _gate(data: payloads.SeedGateEvaluated) -> str:
     verdict = "passed" if data.passed else f"failed ({', '.join(data.checks_failed)})"
     return f"{data.slot_id} gate {data.gate} to {data.target_stage} {verdict}"
 
 
-def _stage(data: Any) -> str:
+@_describe.register
+def _stage(data: payloads.SeedStageChanged) -> str:
     return f"{data.slot_id} {data.from_stage} -> {data.to_stage} at alpha {data.alpha:.2f}"
 
 
-def _fossilized(data: Any) -> str:
+@_describe.register
+def _fossilized(data: payloads.SeedFossilized) -> str:
     return (
         f"{data.slot_id} fossilized {data.blueprint}, contribution {_signed(data.contribution_pp)}"
     )
 
 
-def _pruned(data: Any) -> str:
+@_describe.register
+def _pruned(data: payloads.SeedPruned) -> str:
     return f"{data.slot_id} pruned {data.blueprint} by {data.initiator}: {data.reason}"
 
 
-def _rollback(data: Any) -> str:
+@_describe.register
+def _rollback(data: payloads.GovernorRollback) -> str:
     loss = f"loss {_number(data.loss_at_panic)} over {_number(data.loss_threshold)}"
     return f"rolled back ({data.reason}): {loss}, penalty {data.penalty:g}"
 
 
-def _failed(data: Any) -> str:
+@_describe.register
+def _failed(data: payloads.EnvFailed) -> str:
     where = f" in batch {data.batch}" if data.batch is not None else ""
     return f"failed during {data.phase}{where}: {data.error_type}: {data.message}"
 
 
-def _causal(data: Any) -> str:
+@_describe.register
+def _causal(data: payloads.MorphologyCausalLog) -> str:
     verdict = {True: " approved", False: f" refused: {data.reason}", None: ""}[data.approved]
     return f"{data.phase} {data.op} {data.slot_id}{verdict}"
 
 
-def _outcome(data: Any) -> str:
+@_describe.register
+def _outcome(data: payloads.EpisodeOutcome) -> str:
     return (
         f"episode {data.status}: {_pct(data.final_accuracy_pct)}, reward "
         f"{_number(data.total_reward)}, {data.num_fossilized} fossils, size x{data.param_ratio:.2f}"
     )
 
 
-def _update(data: Any) -> str:
+@_describe.register
+def _update(data: payloads.PPOUpdateCompleted) -> str:
     return (
         f"update: policy {_number(data.policy_loss)} value {_number(data.value_loss)} entropy "
         f"{_number(data.entropy)} kl {_number(data.kl_divergence)}"
     )
 
 
-def _round_stats(data: Any) -> str:
+@_describe.register
+def _round_stats(data: payloads.BatchStats) -> str:
     update = "" if data.update_performed else f", update skipped: {data.skip_reason}"
     return (
         f"seeds: {data.seeds_germinated} germinated, {data.seeds_fossilized} fossilized, "
@@ -172,75 +184,53 @@ def _round_stats(data: Any) -> str:
     )
 
 
-def _round_end(data: Any) -> str:
+@_describe.register
+def _round_end(data: payloads.BatchEpochCompleted) -> str:
     return (
         f"round done: mean {_pct(data.mean_accuracy_pct)}, rolling "
         f"{_pct(data.rolling_accuracy_pct)}, reward {_number(data.mean_reward)}"
     )
 
 
-def _distribution(data: Any) -> str:
+@_describe.register
+def _distribution(data: payloads.ActionDistribution) -> str:
     return "ops: " + ", ".join(f"{op} {count}" for op, count in data.counts.items() if count)
 
 
-def _throughput(data: Any) -> str:
+@_describe.register
+def _throughput(data: payloads.Throughput) -> str:
     return f"{data.env_steps} env-steps in {data.duration_s:.1f}s, {data.env_steps_per_s:.1f}/s"
 
 
-def _phases(data: Any) -> str:
+@_describe.register
+def _phases(data: payloads.PhaseProfileCompleted) -> str:
     return "phases: " + ", ".join(f"{item.phase} {item.wall_ms:.0f}ms" for item in data.phases)
 
 
-def _checkpoint(data: Any) -> str:
+@_describe.register
+def _checkpoint(data: payloads.CheckpointSaved) -> str:
     best = ", the best so far" if data.is_best else ""
     return f"checkpoint after {data.rounds_completed} rounds{best}"
 
 
-def _matrix(data: Any) -> str:
+@_describe.register
+def _matrix(data: payloads.CounterfactualMatrixComputed) -> str:
     return (
         f"counterfactual {data.strategy}: {len(data.coalitions)} coalitions of "
         f"{', '.join(data.slot_ids)}"
     )
 
 
-def _shapley(data: Any) -> str:
+@_describe.register
+def _shapley(data: payloads.ShapleyComputed) -> str:
     values = ", ".join(f"{item.slot_id} {_signed(item.mean_pp)}" for item in data.values)
     return f"shapley: {values}"
 
 
-def _trend(data: Any) -> str:
+@_describe.register
+def _trend(data: payloads.TrendDetected) -> str:
     name = type(data).__name__.removesuffix("Detected").lower()
     return f"{name}: rolling {_pct(data.rolling_accuracy_pct)} ({_signed(data.rolling_delta_pp)})"
-
-
-_RENDERERS: Final[Mapping[EventType, _Renderer]] = {
-    EventType.TRAINING_STARTED: _started,
-    EventType.RUN_FINISHED: _finished,
-    EventType.EPOCH_COMPLETED: _epoch,
-    EventType.LAST_ACTION: _action,
-    EventType.SEED_GERMINATED: _germinated,
-    EventType.SEED_GATE_EVALUATED: _gate,
-    EventType.SEED_STAGE_CHANGED: _stage,
-    EventType.SEED_FOSSILIZED: _fossilized,
-    EventType.SEED_PRUNED: _pruned,
-    EventType.GOVERNOR_ROLLBACK: _rollback,
-    EventType.ENV_FAILED: _failed,
-    EventType.MORPHOLOGY_CAUSAL_LOG: _causal,
-    EventType.EPISODE_OUTCOME: _outcome,
-    EventType.PPO_UPDATE_COMPLETED: _update,
-    EventType.BATCH_STATS: _round_stats,
-    EventType.BATCH_EPOCH_COMPLETED: _round_end,
-    EventType.ACTION_DISTRIBUTION: _distribution,
-    EventType.THROUGHPUT: _throughput,
-    EventType.PHASE_PROFILE_COMPLETED: _phases,
-    EventType.CHECKPOINT_SAVED: _checkpoint,
-    EventType.COUNTERFACTUAL_MATRIX_COMPUTED: _matrix,
-    EventType.SHAPLEY_COMPUTED: _shapley,
-    EventType.PLATEAU_DETECTED: _trend,
-    EventType.DEGRADATION_DETECTED: _trend,
-    EventType.IMPROVEMENT_DETECTED: _trend,
-}
-"""Types with a form of their own; the others list their plain fields."""
 
 
 def _foreign(line: bytes) -> str:
