@@ -88,9 +88,9 @@ def _value(profile: RunProfile, name: str) -> int:
 
 def _level(profile: RunProfile) -> TelemetryLevel:
     """Return the level of a run; foreign logs have no closed forms and no lifecycle of ours."""
-    if profile.started is None:
-        return TelemetryLevel.OFF
-    return TelemetryLevel.named(profile.started.telemetry_level)
+    names = {level.name.lower(): level for level in TelemetryLevel}
+    level = "" if profile.started is None else profile.started.telemetry_level
+    return names.get(level, TelemetryLevel.OFF)
 
 
 def _closed_forms(profile: RunProfile) -> Iterator[Check]:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import singledispatch
 
+import msgspec
+
 from esper.leyline import payloads
 from esper.leyline.errors import EventDecodeError, shown
 from esper.leyline.payloads import Payload
@@ -53,7 +55,7 @@ def _place(event: Event) -> str:
 
 
 def _field(name: str, value: object) -> str:
-    if value is None or isinstance(value, Mapping | tuple):
+    if value is None or isinstance(value, Mapping | tuple | msgspec.Struct):
         return ""
     return f"{name} {_number(value) if isinstance(value, float) else value}"
 

@@ -20,7 +20,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     sql: str | None = None
 
 
-_SCOPE: Final = "run_id, seq, to_timestamp(ts) AS time, round, step, env_id, episode_id, severity"
+_SCOPE: Final = (
+    "run_id, seq, make_timestamp(CAST(ts * 1e6 AS BIGINT)) AS time, "
+    "round, step, env_id, episode_id, severity"
+)
+"""UTC without a time zone: DuckDB needs another package to hand a zone to Python."""
 _ALARMS: Final = tuple(
     spec.event_type
     for spec in EVENT_SPECS.values()
