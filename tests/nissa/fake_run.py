@@ -372,8 +372,8 @@ class _Story:
             veto_reason=None,
             failure_reason=None,
             value_estimate=self._number(),
-            op_probabilities={name: 0.125 for name in OPS},
-            heads={head: choice for head in HEADS},
+            op_probabilities=dict.fromkeys(OPS, 0.125),
+            heads=dict.fromkeys(HEADS, choice),
             reward=self._number(),
             reward_components=self._components(),
         )

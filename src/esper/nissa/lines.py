@@ -5,6 +5,7 @@ import io
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -17,7 +18,6 @@ __all__ = [
     "STDIN",
     "find_logs",
     "is_compressed",
-    "open_log",
     "read_chunks",
     "read_lines",
     "run_directory_of",
@@ -77,19 +77,29 @@ def _is_magic(head: bytes) -> bool:
     return head.startswith((_GZIP_MAGIC, _ZSTD_MAGIC))
 
 
-def open_log(path: Path) -> BinaryIO:
+@contextmanager
+def _open_log(path: Path) -> Iterator[BinaryIO]:
     """Open a log for reading; what it is compressed with is seen from its first bytes."""
+    with _open_raw(path) as raw:
+        # Every buffered stream can be peeked into, a pipe too.
+        head = cast(io.BufferedReader, raw).peek(4)[:4]
+        if head.startswith(_GZIP_MAGIC):
+            with gzip.GzipFile(fileobj=raw) as stream:
+                yield cast(BinaryIO, stream)
+        elif head.startswith(_ZSTD_MAGIC):
+            with _open_zstd(raw) as stream:
+                yield stream
+        else:
+            yield raw
+
+
+def _open_raw(path: Path) -> AbstractContextManager[BinaryIO]:
+    if path == STDIN:
+        return nullcontext(sys.stdin.buffer)  # not ours to close
     try:
-        stream: BinaryIO = sys.stdin.buffer if path == STDIN else path.open("rb")
+        return path.open("rb")
     except OSError as error:
         raise UnreadableFileError(path, f"cannot be read: {error.strerror}") from None
-    # Every stream of Python's io can be peeked into, a pipe too.
-    head = cast(io.BufferedReader, stream).peek(4)[:4]
-    if head.startswith(_GZIP_MAGIC):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
-    if head.startswith(_ZSTD_MAGIC):
-        return _open_zstd(stream)
-    return stream
 
 
 def _open_zstd(stream: BinaryIO) -> BinaryIO:
@@ -109,7 +119,7 @@ def read_chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[
         start: offset of the first line to read; plain files only.
         end: offset just after the last one.
     """
-    with open_log(path) as stream:
+    with _open_log(path) as stream:
         if start:
             stream.seek(start)
         left = None if end is None else end - start

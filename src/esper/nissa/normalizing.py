@@ -47,7 +47,7 @@ _FOREIGN_VOLATILE: Final = frozenset({"event_id", "timestamp", "ts", "run_id", "
 _ENVELOPE_VOLATILE: Final = frozenset({"seq", "ts", "run_id"})
 
 # A value after a key: a string, a flat list, or a number, true, false, null.
-_VALUE: Final = rb':(?:"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,}\]]*)'
+_VALUE: Final = rb':(?:"(?:[^"\\]|\\.)*"|\[(?:"(?:[^"\\]|\\.)*"|[^"\]])*\]|[^,}\]]*)'
 
 
 @cache

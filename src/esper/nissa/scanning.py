@@ -196,8 +196,9 @@ class _Scanner:
             return _KEY_DECODER.decode(line)
         except _REFUSALS:
             head = foreign_head(line)
-            # An odd line has been counted as bad already; one that only began well has not.
-            self.num_bad_lines += head is None and ENVELOPE.match(line) is not None
+            # An odd line has been counted as bad already; one that only looked well has not.
+            looked_well = ENVELOPE.match(line) is not None and line.endswith(b"}")
+            self.num_bad_lines += head is None and looked_well
             return head and _KeyHead(head.event_type, dict.fromkeys(head.keys, msgspec.Raw()))
 
     def _close_block(self) -> None:
