@@ -50,7 +50,10 @@ def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
     with duckdb.connect(":memory:") as connection:
         try:
             _load(connection, logs)
-            cursor = connection.execute(sql)
+            # DuckDB returns no cursor where there was no statement, whatever its types say.
+            cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
+            if cursor is None:
+                raise UsageError("query: the statement is empty; --views lists what can be asked")
             columns = [column[0] for column in cursor.description or ()]
             return QueryResult(columns=columns, rows=cursor.fetchall())
         except duckdb.Error as error:
