@@ -24,7 +24,8 @@ __all__ = [
     "split_lines",
 ]
 
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 256 << 10
+"""Small enough for a chunk, its lines and what is made of them to stay in a core's cache."""
 MAX_LINE_BYTES: Final = 16 << 20
 """A longer line is cut here, which makes it a bad line instead of a memory problem."""
 STDIN: Final = Path("-")
@@ -103,11 +104,11 @@ def _open_raw(path: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def _open_zstd(stream: BinaryIO) -> BinaryIO:
-    # Most logs are plain, and Python has zstd of its own from 3.14 on.
+    # Python has zstd of its own from 3.14 on.
     if sys.version_info >= (3, 14):
-        from compression import zstd
+        from compression import zstd  # most logs are plain
     else:
-        from backports import zstd
+        from backports import zstd  # most logs are plain
     return cast(BinaryIO, zstd.ZstdFile(stream))
 
 
