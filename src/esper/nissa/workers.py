@@ -7,7 +7,9 @@ child with two pipes starts sooner and weighs less than a multiprocessing pool.
 import gc
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -18,22 +20,28 @@ from esper.nissa.counting import CountTask, Tally, count_part
 if TYPE_CHECKING:
     from esper.nissa.scanning import Scan, ScanTask
 
-__all__ = ["run_tasks"]
+__all__ = ["run_tasks", "started"]
 
 Result = TypeVar("Result", "Tally", "Scan")
 
 _REFUSED: Final = 2
 
 
+@contextmanager
+def started(task: "CountTask | ScanTask", result: type[Result]) -> Iterator[Callable[[], Result]]:
+    """Start a task in a process of its own; what is yielded waits for its result."""
+    with _start(task) as child:
+        try:
+            yield partial(_finish, child, result)
+        finally:
+            child.kill()
+
+
 def run_tasks(tasks: "Sequence[CountTask | ScanTask]", result: type[Result]) -> list[Result]:
     """Carry out every task in a process of its own and return their results in order."""
-    children = [_start(task) for task in tasks]
-    try:
-        return [_finish(child, result) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    with ExitStack() as stack:
+        waits = [stack.enter_context(started(task, result)) for task in tasks]
+        return [wait() for wait in waits]
 
 
 def _start(task: "CountTask | ScanTask") -> subprocess.Popen[bytes]:
