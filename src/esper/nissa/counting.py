@@ -2,8 +2,9 @@
 
 What a count proves: every counted line is one JSON object on a line of its own, in UTF-8, whose
 top-level `event_type` is a string. Every byte is parsed, since a quicker look at the start of each
-line could not tell a damaged line from a whole one. Big plain files are cut at line ends and counted in two
-processes. Python's NaN and Infinity tokens, which are no JSON but common in foreign logs, count.
+line could not tell a damaged line from a whole one. Big plain files are cut at a line end and
+counted in two processes. Python's NaN and Infinity tokens, which are no JSON but common in foreign
+logs, count.
 """
 
 import json
