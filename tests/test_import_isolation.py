@@ -10,6 +10,9 @@ LIGHT_MODULES = [
     "esper.leyline.jobs",
     "esper.leyline.telemetry",
     "esper.nissa",
+    "esper.nissa.hub",
+    "esper.nissa.server",
+    "esper.nissa.testing",
     "esper.scripts.telemetry",
     "esper.scripts.train",
 ]

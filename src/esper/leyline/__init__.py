@@ -8,5 +8,6 @@ Import from the module that owns a name: `from esper.leyline.stages import Stage
     rewards    inputs and constants    payloads   what events carry
     telemetry  envelope, event table   tasks      hosts, data, presets
     config     job structs             jobs       merging and checking
-    errors     the error tree
+    errors     the error tree          manifest   run.json
+    live       the websocket protocol
 """

@@ -159,9 +159,11 @@ class TelemetryLostError(EsperError):
 
     exit_code = ExitCode.TELEMETRY_INCOMPLETE
 
-    def __init__(self, path: object, errno: int | None, reason: str, last_seq: int) -> None:
+    def __init__(self, path: object, errno: int | None, reason: str, last_seq: int | None) -> None:
         code = "" if errno is None else f" (errno {errno})"
-        super().__init__(f"{path}: {reason}{code}; the last event on disk is seq {last_seq}")
+        end = "no event is on disk" if last_seq is None else f"the last event on disk is {last_seq}"
+        super().__init__(f"{path}: {reason}{code}; {end}")
+        self.errno = errno
         self.last_seq = last_seq
 
 

@@ -1,0 +1,33 @@
+"""The manifest of a run: what `run.json` says about how its log came to be."""
+
+import msgspec
+
+from esper.leyline.config import Job
+
+__all__ = ["RunManifest"]
+
+
+class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a log comes from, without naming a host, a user or an absolute path."""
+
+    run_id: str
+    """Eight lower-case hex characters."""
+    created: str
+    """UTC, ISO 8601, to the second."""
+    esper_version: str
+    schema_version: int
+    """Of the events."""
+    command: str
+    """Who decides: ppo, heuristic, random, wait or periodic."""
+    job: Job
+    """What was run; paths are shortened to their last part, the token is left out."""
+    versions: dict[str, str]
+    """Of Python and the packages that results or logs depend on, by name."""
+    commit: str | None
+    """Of Esper's own source; None outside a checkout."""
+    cpu_model: str
+    num_cores: int
+    machine_kind: str
+    """What bit-equality may be expected on; equal strings, equal bits."""
+    data_source: str | None
+    """`files`, `download`, `package` or `synthetic`; None while it is not known."""

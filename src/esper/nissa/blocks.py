@@ -1,0 +1,79 @@
+"""Blocks: runs of whole lines that are committed, checked and sent together."""
+
+import zlib
+
+import msgspec
+
+__all__ = ["Block", "CommitRecord", "parse_commit_record"]
+
+
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive events of one log as they stand in the file, a newline behind each."""
+
+    first_seq: int
+    num_events: int
+    data: bytes
+
+    @property
+    def next_seq(self) -> int:
+        """Return the seq of the event after the last one."""
+        return self.first_seq + self.num_events
+
+    def lines(self) -> list[bytes]:
+        """Return the events without their newlines."""
+        return self.data[:-1].split(b"\n") if self.data else []
+
+    def from_seq(self, seq: int) -> "Block":
+        """Return what is left without the events before `seq`."""
+        num_skipped = seq - self.first_seq
+        if num_skipped <= 0:
+            return self
+        rest = self.data.split(b"\n", num_skipped)[num_skipped]
+        return Block(seq, self.num_events - num_skipped, rest)
+
+
+class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One line of `events.crc`: which bytes were committed together, and their checksum."""
+
+    start: int
+    end: int
+    first_seq: int
+    last_seq: int
+    crc: int
+
+    @classmethod
+    def of(cls, block: Block, start: int) -> "CommitRecord":
+        """Describe a block that begins at byte `start`."""
+        return cls(
+            start=start,
+            end=start + len(block.data),
+            first_seq=block.first_seq,
+            last_seq=block.next_seq - 1,
+            crc=zlib.crc32(block.data),
+        )
+
+    def line(self) -> bytes:
+        """Return the record as it is written, newline included."""
+        span = f"{self.start} {self.end} {self.first_seq} {self.last_seq}"
+        return f"{span} {self.crc:08x}\n".encode()
+
+    def follows(self, previous: "CommitRecord | None") -> bool:
+        """Tell whether this record begins, in bytes and seq, where the one before it ends."""
+        start, first_seq = (previous.end, previous.last_seq + 1) if previous else (0, 0)
+        is_next = (self.start, self.first_seq) == (start, first_seq)
+        return is_next and self.end > self.start and self.last_seq >= self.first_seq
+
+
+def parse_commit_record(line: bytes) -> CommitRecord | None:
+    """Read one line of `events.crc`; None for anything that is not a record."""
+    parts = line.split(b" ")
+    if len(parts) != 5 or not line.isascii():
+        return None
+    try:
+        start, end, first_seq, last_seq = (int(part) for part in parts[:4])
+        crc = int(parts[4], 16)
+    except ValueError:
+        return None
+    record = CommitRecord(start=start, end=end, first_seq=first_seq, last_seq=last_seq, crc=crc)
+    # Only the one spelling that is ever written counts, so that no damage reads as a record.
+    return record if record.line() == line.rstrip(b"\n") + b"\n" else None

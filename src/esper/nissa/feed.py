@@ -1,0 +1,114 @@
+"""The feed: the newest blocks of a run, shared by all live subscribers.
+
+The writer appends each block once, whoever listens. A subscriber is no more than a position, so a
+slow or stopped one costs the run nothing: the feed keeps a bounded number of bytes, drops the
+oldest blocks, and whoever has fallen behind them learns from the seqs exactly what it missed.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+import anyio
+
+from esper.nissa.blocks import Block
+
+__all__ = ["FEED_BYTES", "LiveFeed"]
+
+FEED_BYTES: Final = 1024 * 1024
+"""How far behind a subscriber may fall before it loses events."""
+
+
+class LiveFeed:
+    """A bounded window on the end of the log. One thread publishes, any event loop reads."""
+
+    def __init__(self, *, next_seq: int, max_bytes: int = FEED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._blocks: deque[Block] = deque()
+        self._num_bytes = 0
+        self._waiting: dict[anyio.Event, asyncio.AbstractEventLoop] = {}
+        self.next_seq = next_seq
+        """The seq after the newest event."""
+        self.is_closed = False
+        """Nothing will be published any more."""
+
+    @property
+    def oldest_seq(self) -> int:
+        """Return the first seq that can be read; older ones are in the file alone."""
+        with self._lock:
+            return self._blocks[0].first_seq if self._blocks else self.next_seq
+
+    def publish(self, block: Block) -> None:
+        """Append a block that is in the file already, and wake whoever waits."""
+        with self._lock:
+            self._blocks.append(block)
+            self._num_bytes += len(block.data)
+            while self._num_bytes > self._max_bytes and len(self._blocks) > 1:
+                self._num_bytes -= len(self._blocks.popleft().data)
+            self.next_seq = block.next_seq
+        self._wake()
+
+    def close(self) -> None:
+        """Tell the subscribers that this was all."""
+        with self._lock:
+            self.is_closed = True
+        self._wake()
+
+    def read(self, seq: int, max_bytes: int) -> Block | None:
+        """Return events from `seq` on, about `max_bytes` of them; None if it has none of them."""
+        with self._lock:
+            blocks = self._blocks_from(seq, max_bytes)
+        if not blocks:
+            return None
+        num_events = sum(block.num_events for block in blocks)
+        joined = Block(blocks[0].first_seq, num_events, b"".join(block.data for block in blocks))
+        return joined.from_seq(seq)
+
+    def _blocks_from(self, seq: int, max_bytes: int) -> list[Block]:
+        if not self._blocks or seq < self._blocks[0].first_seq:
+            return []
+        blocks: list[Block] = []
+        num_bytes = 0
+        # From the newest back to the one that holds `seq`, because readers are mostly close.
+        for block in reversed(self._blocks):
+            if block.next_seq <= seq:
+                break
+            blocks.append(block)
+        blocks.reverse()
+        for index, block in enumerate(blocks):
+            num_bytes += len(block.data)
+            if num_bytes >= max_bytes:
+                return blocks[: index + 1]
+        return blocks
+
+    async def wait_for(self, seq: int) -> None:
+        """Wait until the event `seq` has been published, or the feed is closed."""
+        while True:
+            event = anyio.Event()
+            with self._lock:
+                if self.next_seq > seq or self.is_closed:
+                    return
+                self._waiting[event] = asyncio.get_running_loop()
+            try:
+                await event.wait()
+            finally:
+                with self._lock:
+                    self._waiting.pop(event, None)
+
+    def _wake(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for loop in set(waiting.values()):
+            events = [event for event, its_loop in waiting.items() if its_loop is loop]
+            # A loop that has ended in the meantime has nobody left to wake.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_set_all, events)
+
+
+def _set_all(events: Iterable[anyio.Event]) -> None:
+    for event in events:
+        event.set()

@@ -1,0 +1,300 @@
+"""The hub: the one way by which events leave a run.
+
+`emit` never fails because of a log that cannot be written: the hub remembers the failure, counts
+what is lost, and `room`, `flush` and `close` raise it. So a failing disk reaches whoever decides
+about the run, and nobody else.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar, Token
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.abc import TaskStatus
+
+from esper.leyline.config import FsyncPolicy, TelemetryConfig
+from esper.leyline.errors import ContractError, TelemetryLostError
+from esper.leyline.payloads import Payload, SubscriberLagged
+from esper.leyline.telemetry import (
+    RUN_SCOPE,
+    Channel,
+    Draft,
+    EventScope,
+    EventType,
+    Severity,
+    TelemetryLevel,
+)
+from esper.nissa.feed import LiveFeed
+from esper.nissa.files import FileSystem
+from esper.nissa.inbox import Inbox
+from esper.nissa.journal import EVENTS_FILE, OPERATIONAL_FILE, Journal, Recovery, open_journal
+from esper.nissa.levels import LevelGate
+from esper.nissa.live import LiveSource
+from esper.nissa.writer import Writer
+
+__all__ = ["Hub", "HubStatistics", "SinkStatistics", "TelemetryHub", "get_hub", "use_hub"]
+
+INBOX_BYTES: Final = 16 * 1024 * 1024
+CLOSE_DEADLINE_S: Final = 10.0
+
+
+class SinkStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How one receiver of events is doing."""
+
+    written: int
+    dropped: int
+    bytes: int
+    lag: int
+    """Events it has still to get."""
+
+
+class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How a hub is doing."""
+
+    emitted: int
+    """Accepted in this process, of both channels."""
+    sinks: dict[str, SinkStatistics]
+    """The two logs by file name, the live subscribers by theirs."""
+
+
+class Hub(Protocol):
+    """What a producer needs of a hub; `nissa.testing.RecordingHub` is the other implementation."""
+
+    @property
+    def failure(self) -> TelemetryLostError | None:
+        """Why the log could not be written, or None."""
+
+    def wants(self, event_type: EventType) -> bool:
+        """Tell whether an event of this type would be emitted now."""
+
+    def escalate_to(self, level: TelemetryLevel | None) -> None:
+        """Let more through for now; None goes back to the configured level."""
+
+    def emit(
+        self, payload: Payload, scope: EventScope = RUN_SCOPE, severity: Severity | None = None
+    ) -> int | None:
+        """Send an event; return its seq, or None if its type is not wanted now."""
+
+    def publish(self, drafts: Iterable[Draft]) -> None:
+        """Send several events in order."""
+
+    async def room(self) -> None:
+        """Wait, without blocking the loop, until events may be published; raise a failure."""
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Bring everything emitted so far to the disk."""
+
+
+class TelemetryHub:
+    """The hub of one run: numbers events, writes its two logs, feeds its live subscribers.
+
+    `with` opens and closes it and makes it the current one; `run` does so as a task.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        run_id: str,
+        group: str = "default",
+        config: TelemetryConfig | None = None,
+        fsync: FsyncPolicy = FsyncPolicy.ROUND,
+        fsync_interval_s: float = 0.1,
+        max_queued_bytes: int = INBOX_BYTES,
+        files: FileSystem | None = None,
+    ) -> None:
+        self.run_dir = run_dir
+        self.run_id = run_id
+        self._gate = LevelGate(config or TelemetryConfig())
+        journals = _open_journals(run_dir, files or FileSystem())
+        self._journals = journals
+        self._first_seqs = {channel: journal.next_seq for channel, journal in journals.items()}
+        self._inbox = Inbox(max_bytes=max_queued_bytes, next_seqs=self._first_seqs)
+        log = journals[Channel.RUN]
+        feed = LiveFeed(next_seq=log.next_seq)
+        self.live = LiveSource(run_id=run_id, log=log, feed=feed, note_lag=self._note_lag)
+        """What subscribers read."""
+        self._writer = Writer(
+            inbox=self._inbox,
+            journals=journals,
+            feed=feed,
+            run_id=run_id,
+            group=group,
+            fsync=fsync,
+            fsync_interval_s=fsync_interval_s,
+        )
+        self._writer.start()
+        self._token: Token[Hub] | None = None
+
+    @property
+    def recovery(self) -> Recovery:
+        """Return what opening the run's log had to mend."""
+        return self._journals[Channel.RUN].recovery
+
+    @property
+    def level(self) -> TelemetryLevel:
+        """Return the level in force."""
+        return self._gate.level
+
+    @property
+    def failure(self) -> TelemetryLostError | None:
+        """Return why the log could not be written, or None."""
+        return self._writer.failure
+
+    @property
+    def statistics(self) -> HubStatistics:
+        """Return a snapshot of the counts."""
+        sinks = {
+            journal.path.name: self._journal_statistics(channel, journal)
+            for channel, journal in self._journals.items()
+        }
+        for subscriber in self.live.subscribers:
+            sinks[subscriber.name] = SinkStatistics(
+                written=subscriber.num_delivered,
+                dropped=subscriber.num_dropped,
+                bytes=subscriber.num_bytes,
+                lag=subscriber.lag,
+            )
+        return HubStatistics(emitted=self._inbox.num_accepted, sinks=sinks)
+
+    def _journal_statistics(self, channel: Channel, journal: Journal) -> SinkStatistics:
+        written = journal.next_seq - self._first_seqs[channel]
+        missing = self._inbox.next_seq(channel) - journal.next_seq
+        is_lost = self.failure is not None
+        return SinkStatistics(
+            written=written,
+            dropped=missing if is_lost else 0,
+            bytes=journal.num_bytes,
+            lag=0 if is_lost else missing,
+        )
+
+    def wants(self, event_type: EventType) -> bool:
+        """Tell whether an event of this type would be emitted now."""
+        return self._gate.wants(event_type)
+
+    def escalate_to(self, level: TelemetryLevel | None) -> None:
+        """Let more through for now; None goes back to the configured level."""
+        self._gate.escalate_to(level)
+
+    def emit(
+        self, payload: Payload, scope: EventScope = RUN_SCOPE, severity: Severity | None = None
+    ) -> int | None:
+        """Send an event; return its seq, or None if its type is not wanted now.
+
+        From any thread. Below the bound of the inbox it never waits; at it, a worker thread waits
+        for the writer, and a thread that runs an event loop goes on.
+        """
+        if type(payload) not in self._gate.wanted:
+            return None
+        return self._inbox.put(Draft(payload, scope, severity))
+
+    def publish(self, drafts: Iterable[Draft]) -> None:
+        """Send several events in order."""
+        wanted = self._gate.wanted
+        for draft in drafts:
+            if type(draft.payload) in wanted:
+                self._inbox.put(draft)
+
+    async def room(self) -> None:
+        """Wait, without blocking the loop, until events may be published; raise a failure."""
+        if not self._inbox.has_room:
+            await anyio.to_thread.run_sync(self._inbox.wait_for_room, abandon_on_cancel=True)
+        self._raise_failure()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Bring everything emitted so far to the disk; with policy `never`, to the system."""
+        is_synced = self._inbox.wait_synced(timeout_s)
+        self._raise_failure()
+        if not is_synced:
+            raise self._late(f"not on disk within {timeout_s} s")
+
+    def close(self, deadline_s: float = CLOSE_DEADLINE_S) -> HubStatistics:
+        """Deliver what was accepted, then end; what could not be delivered is an error.
+
+        Closing twice is allowed and tells the same.
+        """
+        self._inbox.close()
+        has_ended = self._writer.join(deadline_s)
+        self._raise_failure()
+        if not has_ended:
+            raise self._late(f"{self._inbox.num_waiting} events not written within {deadline_s} s")
+        return self.statistics
+
+    def _late(self, reason: str) -> TelemetryLostError:
+        log = self._journals[Channel.RUN]
+        return TelemetryLostError(log.path, None, reason, log.last_seq)
+
+    def _raise_failure(self) -> None:
+        if self._writer.failure is not None:
+            raise self._writer.failure
+
+    def _note_lag(self, lagged: SubscriberLagged) -> None:
+        # Subscribers may read on after the hub is closed; then there is nobody left to tell.
+        with contextlib.suppress(ContractError):
+            self.emit(lagged)
+
+    def __enter__(self) -> Self:
+        self._token = _current_hub.set(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._token is not None
+        _current_hub.reset(self._token)
+        self.close()
+
+    async def run(self, *, task_status: TaskStatus[Self] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keep the hub open as a task of a supervisor.
+
+        Consumes: nothing. Produces: nothing; the writer thread does. Waits for: cancellation.
+        Unblocked by: the supervisor, which learns of a failure from `room` and `flush`.
+        """
+        task_status.started(self)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self.close)
+
+
+def _open_journals(run_dir: Path, files: FileSystem) -> dict[Channel, Journal]:
+    events = open_journal(run_dir / EVENTS_FILE, files=files, has_checksums=True)
+    try:
+        operational = open_journal(run_dir / OPERATIONAL_FILE, files=files, has_checksums=False)
+    except BaseException:
+        events.close()
+        raise
+    return {Channel.RUN: events, Channel.OPERATIONAL: operational}
+
+
+_current_hub: ContextVar[Hub] = ContextVar("esper_hub")
+
+
+def get_hub() -> Hub:
+    """Return the hub of the run that this thread or task works for."""
+    try:
+        return _current_hub.get()
+    except LookupError:
+        raise ContractError(
+            "no hub is open here; enter 'with hub:' or 'with use_hub(hub):' first, "
+            "in each thread that emits"
+        ) from None
+
+
+@contextlib.contextmanager
+def use_hub(hub: Hub) -> Iterator[Hub]:
+    """Make a hub the current one for a while, without closing it afterwards."""
+    token = _current_hub.set(hub)
+    try:
+        yield hub
+    finally:
+        _current_hub.reset(token)

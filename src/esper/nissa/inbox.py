@@ -1,0 +1,181 @@
+"""The inbox: where producers leave numbered drafts and the writer fetches them.
+
+Handing over is a lock, a counter and an append. The bound is in bytes: a draft counts with the mean
+encoded size of its type so far, because its real size is known only after the writer has encoded
+it. Below the bound nothing ever waits. At it a worker thread waits for the writer. A thread that
+runs an event loop never waits here; it awaits `room()` of the hub before it publishes.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+from esper.leyline.errors import ContractError
+from esper.leyline.payloads import Payload
+from esper.leyline.telemetry import EVENT_SPECS, Channel, Draft
+
+__all__ = ["Entry", "Inbox", "Route"]
+
+FIRST_GUESS_BYTES: Final = 512
+"""Counted for a type of which nothing has been encoded yet."""
+MEAN_WEIGHT: Final = 0.05
+"""How quickly the mean size of a type follows its events."""
+
+
+@dataclass(eq=False, slots=True)
+class Route:
+    """Where drafts of one payload type go and how large they tend to be."""
+
+    channel: Channel
+    mean_bytes: float = FIRST_GUESS_BYTES
+
+    def note_size(self, num_bytes: int) -> None:
+        """Learn from an encoded event. Only the writer calls this."""
+        self.mean_bytes += MEAN_WEIGHT * (num_bytes - self.mean_bytes)
+
+
+class Entry(NamedTuple):
+    """A numbered draft on its way to the writer."""
+
+    seq: int
+    ts: float
+    draft: Draft
+    route: Route
+    counted_bytes: float
+    """What it counts against the bound, until it is committed."""
+
+
+class Inbox:
+    """The queue between producers and writer, its numbering and its bound."""
+
+    def __init__(self, *, max_bytes: int, next_seqs: Mapping[Channel, int]) -> None:
+        self._max_bytes = max_bytes
+        self._routes: dict[type[Payload], Route] = {
+            spec.payload: Route(spec.channel) for spec in EVENT_SPECS.values()
+        }
+        self._next_seqs = dict(next_seqs)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """Signalled when bytes were released, events were committed or synced, or it failed."""
+        self._entries: list[Entry] = []
+        self._queued_bytes = 0.0
+        self._is_open = True
+        self._is_failed = False
+        self._is_sync_asked = False
+        self.wakeup = threading.Event()
+        """Set when the writer should not wait for its next turn."""
+        self.num_accepted = 0
+        self.num_committed = 0
+        self.num_synced = 0
+        self.num_lost = 0
+        """Accepted or offered, but not written because the log had failed."""
+
+    def put(self, draft: Draft) -> int:
+        """Number a draft, queue it and return its seq."""
+        route = self._routes[type(draft.payload)]
+        if self._queued_bytes >= self._max_bytes and not _is_on_event_loop():
+            self.wait_for_room()
+        with self._lock:
+            if not self._is_open:
+                self._refuse()
+            seq = self._next_seqs[route.channel]
+            self._next_seqs[route.channel] = seq + 1
+            self.num_accepted += 1
+            if self._is_failed:
+                self.num_lost += 1
+                return seq
+            counted = route.mean_bytes
+            self._queued_bytes += counted
+            self._entries.append(Entry(seq, time.time(), draft, route, counted))
+        return seq
+
+    def _refuse(self) -> None:
+        raise ContractError("the hub is closed; emit before it is closed, or open another")
+
+    def next_seq(self, channel: Channel) -> int:
+        """Return the seq that the next event of a channel will get."""
+        return self._next_seqs[channel]
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether the bound is not reached; a failed inbox never fills."""
+        return self._is_failed or self._queued_bytes < self._max_bytes
+
+    @property
+    def num_waiting(self) -> int:
+        """Count what is accepted and neither committed nor lost."""
+        return self.num_accepted - self.num_committed - self.num_lost
+
+    def wait_for_room(self) -> None:
+        """Wait until the writer has brought the queue below the bound."""
+        self.wakeup.set()
+        with self._changed:
+            while not self.has_room:
+                self._changed.wait()
+
+    def wait_synced(self, timeout_s: float | None) -> bool:
+        """Ask for everything accepted so far to reach the disk; False if it did not in time."""
+        with self._changed:
+            target = self.num_accepted
+            self._is_sync_asked = True
+            self.wakeup.set()
+            return self._changed.wait_for(partial(self._has_synced, target), timeout_s)
+
+    def _has_synced(self, num_events: int) -> bool:
+        return self._is_failed or self.num_synced >= num_events
+
+    def close(self) -> None:
+        """Refuse whatever comes from now on."""
+        with self._changed:
+            self._is_open = False
+        self.wakeup.set()
+
+    # --- The writer's side ---
+
+    def take(self) -> tuple[list[Entry], bool]:
+        """Fetch everything queued, and whether somebody waits for a sync of it."""
+        self.wakeup.clear()
+        with self._lock:
+            entries, self._entries = self._entries, []
+            is_sync_asked, self._is_sync_asked = self._is_sync_asked, False
+        return entries, is_sync_asked
+
+    @property
+    def is_drained(self) -> bool:
+        """Tell whether it is closed and nothing is left to fetch."""
+        with self._lock:
+            return not self._is_open and not self._entries
+
+    def release(self, num_events: int, counted_bytes: float) -> None:
+        """Note that events were committed, which makes room."""
+        with self._changed:
+            self.num_committed += num_events
+            self._queued_bytes -= counted_bytes
+            self._changed.notify_all()
+
+    def note_synced(self) -> None:
+        """Note that everything committed is on the disk."""
+        with self._changed:
+            self.num_synced = self.num_committed
+            self._changed.notify_all()
+
+    def fail(self) -> None:
+        """Give up: what is queued and what still comes is counted as lost, nobody waits."""
+        with self._changed:
+            self._is_failed = True
+            self._entries.clear()
+            self._queued_bytes = 0.0
+            self.num_lost = self.num_accepted - self.num_committed
+            self._changed.notify_all()
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,158 @@
+"""Run directories: their names, their manifest, and finding out what the manifest says."""
+
+import importlib.metadata
+import os
+import platform
+import secrets
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Final
+
+import msgspec
+
+from esper import __version__
+from esper.leyline.config import Job
+from esper.leyline.errors import TelemetryLostError, UnreadableFileError
+from esper.leyline.manifest import RunManifest
+from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.nissa.files import FileSystem, write_atomically
+
+__all__ = [
+    "CHECKPOINTS_DIRECTORY",
+    "MANIFEST_FILE",
+    "build_manifest",
+    "create_run_directory",
+    "new_run_id",
+    "read_manifest",
+]
+
+MANIFEST_FILE: Final = "run.json"
+CHECKPOINTS_DIRECTORY: Final = "checkpoints"
+RECORDED_PACKAGES: Final = ("torch", "numpy", "msgspec", "anyio", "orjson")
+
+
+def new_run_id() -> str:
+    """Return a name that no other run has; drawn from the system, not from a seeded stream."""
+    return secrets.token_hex(4)
+
+
+def create_run_directory(
+    telemetry_dir: Path, manifest: RunManifest, *, files: FileSystem | None = None
+) -> Path:
+    """Create `<UTC time>_<run_id>/` with its manifest and an empty checkpoint directory."""
+    files = files or FileSystem()
+    stamp = datetime.fromisoformat(manifest.created).strftime("%Y%m%dT%H%M%SZ")
+    run_dir = telemetry_dir / f"{stamp}_{manifest.run_id}"
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    try:
+        files.make_directory(run_dir)
+        files.make_directory(run_dir / CHECKPOINTS_DIRECTORY)
+        write_atomically(files, run_dir / MANIFEST_FILE, data)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TelemetryLostError(run_dir, error.errno, reason, None) from error
+    return run_dir
+
+
+def read_manifest(run_dir: Path) -> RunManifest:
+    """Read `run.json`."""
+    path = run_dir / MANIFEST_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunManifest)
+    except OSError as error:
+        raise UnreadableFileError(path, error.strerror or str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableFileError(path, f"not the manifest of a run: {error}") from None
+
+
+def build_manifest(
+    job: Job,
+    *,
+    command: str,
+    machine_kind: str,
+    data_source: str | None = None,
+    run_id: str | None = None,
+) -> RunManifest:
+    """Gather what is known of this run and this machine.
+
+    Args:
+        job: what will be run.
+        command: who decides.
+        machine_kind: what bit-equality may be expected on, as the engine tells it.
+        data_source: where the data came from, where that is known already.
+        run_id: the name of the run; None draws one.
+    """
+    return RunManifest(
+        run_id=run_id or new_run_id(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        esper_version=__version__,
+        schema_version=SCHEMA_VERSION,
+        command=command,
+        job=_without_private_parts(job),
+        versions=_package_versions(),
+        commit=_source_commit(),
+        cpu_model=_cpu_model(),
+        num_cores=os.cpu_count() or 1,
+        machine_kind=machine_kind,
+        data_source=data_source,
+    )
+
+
+def _without_private_parts(job: Job) -> Job:
+    """Shorten paths to their last part; leave out the token and where the server listens."""
+    run = job.run
+    profiler = msgspec.structs.replace(run.profiler, torch_dir=_last_part(run.profiler.torch_dir))
+    return msgspec.structs.replace(
+        job,
+        run=msgspec.structs.replace(
+            run,
+            telemetry_dir=_last_part(run.telemetry_dir),
+            data_dir=None if run.data_dir is None else _last_part(run.data_dir),
+            save_path=None if run.save_path is None else _last_part(run.save_path),
+            resume_path=None if run.resume_path is None else _last_part(run.resume_path),
+            profiler=profiler,
+            serve=None,
+            serve_token=None,
+        ),
+    )
+
+
+def _last_part(path: str) -> str:
+    return PurePath(path).name
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in RECORDED_PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _source_commit() -> str | None:
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line)
+    return next(names, platform.machine())

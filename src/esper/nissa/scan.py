@@ -1,0 +1,99 @@
+"""Scanning a log that a process may have left at any moment: what of it is whole and whose."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from esper.leyline.errors import EventDecodeError, UnreadableFileError
+from esper.leyline.telemetry import decode_event
+from esper.nissa.blocks import Block, CommitRecord, parse_commit_record
+
+__all__ = ["LogScan", "checksum_path", "read_records", "scan_log", "verify_records"]
+
+
+class LogScan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a log and its checksums say."""
+
+    records: list[CommitRecord]
+    """Contiguous from byte 0, all within the file."""
+    tail: Block
+    """Whole lines behind the last record that continue the sequence."""
+    num_bytes: int
+    """Size of the file; what lies behind the tail is torn."""
+
+    @property
+    def covered_end(self) -> int:
+        """Return the offset behind the last record."""
+        return self.records[-1].end if self.records else 0
+
+    @property
+    def whole_end(self) -> int:
+        """Return the offset behind the last whole event."""
+        return self.covered_end + len(self.tail.data)
+
+    @property
+    def next_seq(self) -> int:
+        """Return the seq that the log goes on with."""
+        return self.tail.next_seq
+
+
+def checksum_path(log_path: Path) -> Path:
+    """Return the file that holds the checksums of a log."""
+    return log_path.with_suffix(".crc")
+
+
+def scan_log(log_path: Path, *, has_checksums: bool) -> LogScan:
+    """Read the records and the uncovered tail; bytes that records cover are not looked at."""
+    num_bytes = log_path.stat().st_size
+    records = read_records(checksum_path(log_path), num_bytes) if has_checksums else []
+    covered_end = records[-1].end if records else 0
+    next_seq = records[-1].last_seq + 1 if records else 0
+    lines = list(_continuing_lines(log_path, covered_end, next_seq))
+    tail = Block(next_seq, len(lines), b"".join(lines))
+    return LogScan(records=records, tail=tail, num_bytes=num_bytes)
+
+
+def read_records(path: Path, log_bytes: int) -> list[CommitRecord]:
+    """Return the contiguous records that lie within a log; a torn last line is left out."""
+    records: list[CommitRecord] = []
+    if not path.exists():
+        return records
+    with path.open("rb") as file:
+        for line in file:
+            record = parse_commit_record(line) if line.endswith(b"\n") else None
+            previous = records[-1] if records else None
+            if record is None or not record.follows(previous) or record.end > log_bytes:
+                break
+            records.append(record)
+    return records
+
+
+def _continuing_lines(log_path: Path, offset: int, seq: int) -> Iterator[bytes]:
+    with log_path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n") or _seq_of(line) != seq:
+                return
+            yield line
+            seq += 1
+
+
+def _seq_of(line: bytes) -> int | None:
+    try:
+        return decode_event(line).seq
+    except EventDecodeError:
+        return None
+
+
+def verify_records(log_path: Path, records: list[CommitRecord]) -> None:
+    """Compare every committed block with its checksum; the first that differs is an error."""
+    with log_path.open("rb") as file:
+        for record in records:
+            if zlib.crc32(file.read(record.end - record.start)) != record.crc:
+                raise UnreadableFileError(
+                    log_path,
+                    f"the block of events {record.first_seq} to {record.last_seq} at byte "
+                    f"{record.start} is damaged; 'esper-telemetry validate' shows what is left",
+                )

@@ -1,0 +1,240 @@
+"""The live server: the websocket tail, the log over HTTP, and pages that come in from outside."""
+
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+import anyio
+import anyio.to_thread
+import uvicorn
+from anyio.abc import TaskStatus
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from esper.leyline.errors import UsageError
+from esper.leyline.live import Subscription
+from esper.nissa.live import EventFilter, LiveSource, LogReader
+from esper.nissa.run_directory import MANIFEST_FILE
+from esper.nissa.security import Guard, Security
+from esper.nissa.session import CloseCode, Session
+
+__all__ = ["ServerAddress", "build_app", "serve"]
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024
+MAX_CONNECTIONS: Final = 128
+PING_EVERY_S: Final = 20.0
+STOP_GRACE_S: Final = 2
+DEFAULT_EVENTS: Final = 1_000
+MAX_EVENTS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server listens; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `HOST:PORT`, with an IPv6 host in brackets."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise UsageError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8765")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(eq=False, slots=True)
+class _Service:
+    """What the routes of one app share."""
+
+    source: LiveSource
+    run_dir: Path
+    max_connections: int
+    stopping: anyio.Event = field(default_factory=anyio.Event)
+    num_connections: int = 0
+
+    async def websocket(self, websocket: WebSocket) -> None:
+        """Serve one client of the live tail."""
+        await websocket.accept()
+        if self.num_connections >= self.max_connections:
+            await websocket.close(CloseCode.TOO_MANY_CONNECTIONS, "too many connections")
+            return
+        self.num_connections += 1
+        try:
+            await Session(websocket, self.source, self.stopping).run()
+        finally:
+            self.num_connections -= 1
+
+    async def health(self, _: Request) -> Response:
+        """Say that the server lives and how far the run has got."""
+        return JSONResponse({"status": "ok", "last_seq": self.source.last_seq})
+
+    async def manifest(self, _: Request) -> Response:
+        """Return `run.json`."""
+        try:
+            data = await anyio.Path(self.run_dir / MANIFEST_FILE).read_bytes()
+        except OSError:
+            return PlainTextResponse("this run has no manifest\n", status_code=404)
+        return Response(data, media_type="application/json")
+
+    async def events(self, request: Request) -> Response:
+        """Return events of the log, one per line."""
+        try:
+            wanted = _EventQuery.parse(request)
+        except UsageError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        try:
+            lines = await anyio.to_thread.run_sync(wanted.read, self.source)
+        except OSError:
+            return PlainTextResponse("the log cannot be read\n", status_code=503)
+        body = b"".join(line + b"\n" for line in lines)
+        return Response(body, media_type="application/x-ndjson")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _EventQuery:
+    """What `/api/events?since=&types=&env=&limit=` asks for."""
+
+    since: int
+    limit: int
+    wanted: EventFilter
+
+    @classmethod
+    def parse(cls, request: Request) -> Self:
+        query = request.query_params
+        types = query.get("types")
+        env = _number(request, "env")
+        subscription = Subscription(
+            types=types.split(",") if types else None, env_ids=None if env is None else [env]
+        )
+        limit = _number(request, "limit")
+        return cls(
+            since=_number(request, "since") or 0,
+            limit=min(DEFAULT_EVENTS if limit is None else limit, MAX_EVENTS),
+            wanted=EventFilter(subscription),
+        )
+
+    def read(self, source: LiveSource) -> list[bytes]:
+        """Read the log, from a thread that may wait."""
+        reader, seq = LogReader(source.log), self.since
+        lines: list[bytes] = []
+        while len(lines) < self.limit and (block := reader.read(seq)) is not None:
+            lines += self.wanted.lines(block)
+            seq = block.next_seq
+        return lines[: self.limit]
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if not text:
+        return None
+    # Longer numbers than a seq can have are refused before anything counts with them.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise UsageError(f"{name} = {text[:40]!r}: expected a number that is not negative")
+    return int(text)
+
+
+def build_app(
+    *,
+    source: LiveSource,
+    run_dir: Path,
+    security: Security,
+    routes: Sequence[BaseRoute] = (),
+    max_connections: int = MAX_CONNECTIONS,
+) -> Starlette:
+    """Build the ASGI app of one run; `routes` are pages from outside, behind the same guard."""
+    service = _Service(source=source, run_dir=run_dir, max_connections=max_connections)
+    app = Starlette(
+        routes=[
+            WebSocketRoute("/ws", service.websocket),
+            Route("/healthz", service.health),
+            Route("/api/run", service.manifest),
+            Route("/api/events", service.events),
+            *routes,
+        ],
+        middleware=[Middleware(Guard, security=security)],
+    )
+    app.state.stopping = service.stopping
+    return app
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that leaves signals to the supervisor."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+async def serve(
+    app: Starlette,
+    address: ServerAddress,
+    *,
+    task_status: TaskStatus[ServerAddress] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an app as a task until it is cancelled, then let the clients go cleanly.
+
+    Consumes: connections. Produces: the address it listens on, when it does. Waits for:
+    cancellation. Unblocked by: the supervisor.
+    """
+    listener = _listen(address)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            ws="websockets-sansio",
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
+            ws_ping_interval=PING_EVERY_S,
+            ws_ping_timeout=PING_EVERY_S,
+            lifespan="off",
+            # Requests may carry the token, so none of them is logged.
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=STOP_GRACE_S,
+            server_header=False,
+        )
+    )
+    bound = ServerAddress(address.host, listener.getsockname()[1])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_run_shielded, server, listener)
+        task_status.started(bound)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            app.state.stopping.set()
+            server.should_exit = True
+
+
+async def _run_shielded(server: _Server, listener: socket.socket) -> None:
+    # The cancellation that ends `serve` must not reach uvicorn, which would drop its clients.
+    with anyio.CancelScope(shield=True), listener:
+        await server.serve(sockets=[listener])
+
+
+def _listen(address: ServerAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address.host, address.port))
+        listener.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"cannot serve on {address}: {reason}; choose another with --serve HOST:PORT"
+        ) from None
+    return listener

@@ -1,0 +1,176 @@
+"""One websocket connection: hello, one subscription, then events until somebody leaves."""
+
+import contextlib
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+import anyio
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from esper.leyline.errors import UsageError
+from esper.leyline.live import ErrorFrame, Gap, Hello, ServerMessage, Subscription
+from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.nissa.blocks import Block
+from esper.nissa.live import EventFilter, LiveSource, parse_subscription
+
+__all__ = ["MAX_BAD_MESSAGES", "CloseCode", "Session"]
+
+MAX_BAD_MESSAGES: Final = 10
+SUBSCRIPTION_GRACE_S: Final = 0.25
+"""How long the first event waits for a subscription that may be on its way."""
+CLOSE_GRACE_S: Final = 1.0
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class CloseCode(IntEnum):
+    """Why the server ends a connection."""
+
+    RUN_ENDED = 1000
+    SERVER_STOPS = 1001
+    TOO_MANY_BAD_MESSAGES = 1008
+    LOG_UNREADABLE = 1011
+    TOO_MANY_CONNECTIONS = 1013
+
+
+class Session:
+    """Serves one client: one task streams, one listens, one waits for the server to stop."""
+
+    def __init__(self, websocket: WebSocket, source: LiveSource, stopping: anyio.Event) -> None:
+        self._websocket = websocket
+        self._source = source
+        self._stopping = stopping
+        self._subscriber = source.subscribe(source.last_seq + 1)
+        self._filter = EventFilter(Subscription())
+        self._is_batched = False
+        self._subscribed = anyio.Event()
+        self._has_streamed = False
+        self._must_greet_again = False
+        self._num_bad_messages = 0
+        self._scope = anyio.CancelScope()
+        """Around the whole session; whoever ends it cancels this."""
+        self._turn = anyio.CancelScope()
+        """Around the wait for the next events, so that a late subscription can end it."""
+        self._code: CloseCode | None = None
+        """What to close with; None when the client is gone already."""
+
+    async def run(self) -> None:
+        """Serve until the run, the client or the server ends it."""
+        try:
+            with self._scope:
+                await self._send(self._hello())
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._listen)
+                    tasks.start_soon(self._end_when_server_stops)
+                    await self._stream()
+        finally:
+            self._source.unsubscribe(self._subscriber)
+        if self._code is not None:
+            await self._close(self._code)
+
+    async def _close(self, code: CloseCode) -> None:
+        # A client that does not read may never take the close frame either.
+        with anyio.move_on_after(CLOSE_GRACE_S), contextlib.suppress(WebSocketDisconnect):
+            await self._websocket.close(code, code.name.lower().replace("_", " "))
+
+    def _end(self, code: CloseCode | None) -> None:
+        self._code = code
+        self._scope.cancel()
+
+    async def _end_when_server_stops(self) -> None:
+        await self._stopping.wait()
+        self._end(CloseCode.SERVER_STOPS)
+
+    def _hello(self) -> bytes:
+        source = self._source
+        return _encode(
+            Hello(run_id=source.run_id, schema_version=SCHEMA_VERSION, last_seq=source.last_seq)
+        )
+
+    # --- Sending ---
+
+    async def _stream(self) -> None:
+        with anyio.move_on_after(SUBSCRIPTION_GRACE_S):
+            await self._subscribed.wait()
+        self._has_streamed = True
+        while True:
+            if self._must_greet_again:
+                self._must_greet_again = False
+                await self._send(self._hello())
+            with anyio.CancelScope() as self._turn:
+                page = await self._next_page()
+            if self._turn.cancelled_caught:
+                continue
+            if page is None:
+                return
+            await self._send_page(page)
+
+    async def _next_page(self) -> Block | Gap | None:
+        try:
+            page = await self._subscriber.next()
+        except OSError:
+            self._end(CloseCode.LOG_UNREADABLE)
+            return None
+        if page is None:
+            self._end(CloseCode.RUN_ENDED)
+        return page
+
+    async def _send_page(self, page: Block | Gap) -> None:
+        if isinstance(page, Gap):
+            await self._send(_encode(page))
+        elif self._is_batched and self._filter.passes_all:
+            await self._send(page.data)
+        else:
+            await self._send_lines(self._filter.lines(page))
+
+    async def _send_lines(self, lines: Sequence[bytes]) -> None:
+        if self._is_batched:
+            if lines:
+                await self._send(b"\n".join(lines))
+            return
+        for line in lines:
+            await self._send(line)
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await self._websocket.send_text(data.decode())
+        except WebSocketDisconnect:
+            self._end(None)
+
+    # --- Listening ---
+
+    async def _listen(self) -> None:
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                self._end(None)
+                return
+            try:
+                self._subscribe(message.get("text") or message.get("bytes") or b"")
+            except UsageError as error:
+                await self._complain(str(error))
+
+    def _subscribe(self, text: str | bytes) -> None:
+        if self._subscribed.is_set():
+            raise UsageError("one subscription per connection; connect again for another")
+        subscription = parse_subscription(text)
+        self._filter = EventFilter(subscription)
+        self._is_batched = subscription.batch
+        if subscription.since is not None:
+            self._subscriber.rewind(subscription.since)
+        self._subscribed.set()
+        if self._has_streamed:
+            self._must_greet_again = True
+            self._turn.cancel()
+
+    async def _complain(self, reason: str) -> None:
+        self._num_bad_messages += 1
+        await self._send(_encode(ErrorFrame(reason=reason)))
+        if self._num_bad_messages >= MAX_BAD_MESSAGES:
+            self._end(CloseCode.TOO_MANY_BAD_MESSAGES)
+
+
+def _encode(message: ServerMessage) -> bytes:
+    return _ENCODER.encode(message)

@@ -1,0 +1,161 @@
+"""The writer: the thread that turns drafts into lines, commits them and passes them on.
+
+Producers never wake it: it looks every few milliseconds, so that handing over stays an append and
+commits gather what came in between. A flush, a close and a full inbox make it look at once.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from esper.leyline.config import FsyncPolicy
+from esper.leyline.errors import TelemetryLostError
+from esper.leyline.telemetry import Channel, build_event, encode_event
+from esper.nissa.blocks import Block
+from esper.nissa.feed import LiveFeed
+from esper.nissa.inbox import Entry, Inbox
+from esper.nissa.journal import Journal
+
+__all__ = ["Writer"]
+
+LOOK_EVERY_S: Final = 0.005
+MAX_BLOCK_EVENTS: Final = 512
+
+
+class Writer:
+    """Owns the journals from `start` until its thread has ended."""
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox,
+        journals: Mapping[Channel, Journal],
+        feed: LiveFeed,
+        run_id: str,
+        group: str,
+        fsync: FsyncPolicy,
+        fsync_interval_s: float,
+    ) -> None:
+        self._inbox = inbox
+        self._journals = journals
+        self._feed = feed
+        self._run_id = run_id
+        self._group = group
+        self._fsync = fsync
+        self._fsync_interval_s = fsync_interval_s
+        self._next_sync_s = time.monotonic() + fsync_interval_s
+        # A daemon: a disk that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="esper-writer", daemon=True)
+        self.failure: TelemetryLostError | None = None
+        """Why it stopped before its time, or None."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end; False if it did not in time."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._write_until_drained()
+            self._close_journals()
+        # Whatever stops this thread, producers must not wait for it and somebody must learn why.
+        except Exception as error:
+            self.failure = self._as_lost(error)
+            self._inbox.fail()
+            with contextlib.suppress(OSError):
+                self._close_journals()
+        finally:
+            self._feed.close()
+
+    def _as_lost(self, error: Exception) -> TelemetryLostError:
+        if isinstance(error, TelemetryLostError):
+            return error
+        log = self._journals[Channel.RUN]
+        return TelemetryLostError(log.path, None, f"the writer stopped: {error!r}", log.last_seq)
+
+    def _close_journals(self) -> None:
+        for journal in self._journals.values():
+            try:
+                journal.close()
+            except OSError as error:
+                raise _lost(journal, error) from error
+
+    def _write_until_drained(self) -> None:
+        while True:
+            is_last = self._inbox.is_drained
+            entries, is_sync_asked = self._inbox.take()
+            for start in range(0, len(entries), MAX_BLOCK_EVENTS):
+                self._commit(entries[start : start + MAX_BLOCK_EVENTS])
+            if is_sync_asked or is_last or self._is_sync_due():
+                self._sync()
+            if is_last:
+                return
+            self._inbox.wakeup.wait(LOOK_EVERY_S)
+
+    def _is_sync_due(self) -> bool:
+        return self._fsync is FsyncPolicy.INTERVAL and time.monotonic() >= self._next_sync_s
+
+    def _commit(self, entries: Sequence[Entry]) -> None:
+        """Write one block per channel, then let go of what was counted for it."""
+        for channel, journal in self._journals.items():
+            mine = [entry for entry in entries if entry.route.channel is channel]
+            if mine:
+                self._append(journal, mine, is_live=channel is Channel.RUN)
+        self._inbox.release(len(entries), sum(entry.counted_bytes for entry in entries))
+
+    def _append(self, journal: Journal, entries: Sequence[Entry], *, is_live: bool) -> None:
+        lines: list[bytes] = []
+        broken: Exception | None = None
+        for entry in entries:
+            try:
+                lines.append(self._encode(entry))
+            # Whatever a payload holds that has no JSON, the events before it are still written.
+            except Exception as error:
+                broken = error
+                break
+        if lines:
+            block = Block(entries[0].seq, len(lines), b"\n".join(lines) + b"\n")
+            self._write(journal, block)
+            if is_live:
+                self._feed.publish(block)
+        if broken is not None:
+            reason = f"event {entries[len(lines)].seq} cannot be encoded: {broken!r}"
+            raise TelemetryLostError(journal.path, None, reason, journal.last_seq) from broken
+
+    def _encode(self, entry: Entry) -> bytes:
+        event = build_event(
+            entry.draft, seq=entry.seq, ts=entry.ts, run_id=self._run_id, group=self._group
+        )
+        line = encode_event(event)
+        entry.route.note_size(len(line) + 1)
+        return line
+
+    def _write(self, journal: Journal, block: Block) -> None:
+        try:
+            journal.append(block)
+        except OSError as error:
+            raise _lost(journal, error) from error
+
+    def _sync(self) -> None:
+        """Bring the logs to the disk, or only to the operating system if that is the policy."""
+        for journal in self._journals.values():
+            if self._fsync is FsyncPolicy.NEVER:
+                continue
+            try:
+                journal.sync()
+            except OSError as error:
+                raise _lost(journal, error) from error
+        self._next_sync_s = time.monotonic() + self._fsync_interval_s
+        self._inbox.note_synced()
+
+
+def _lost(journal: Journal, error: OSError) -> TelemetryLostError:
+    reason = error.strerror or str(error)
+    return TelemetryLostError(journal.path, error.errno, reason, journal.last_seq)
