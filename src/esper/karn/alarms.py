@@ -10,7 +10,7 @@ from esper.leyline import payloads
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Event, Severity
 
-__all__ = ["AlarmBoard", "alarm_text", "is_alarm"]
+__all__ = ["AlarmBoard", "alarm_text", "is_alarm", "plain_text"]
 
 
 class AlarmBoard:
@@ -62,7 +62,7 @@ def is_alarm(event: Event) -> bool:
 
 def alarm_text(data: Payload) -> str:
     """Say in one line what an alarm means."""
-    return _env_alarm_text(data) or _policy_alarm_text(data) or _plain_text(data)
+    return _env_alarm_text(data) or _policy_alarm_text(data) or plain_text(data)
 
 
 def _env_alarm_text(data: Payload) -> str | None:
@@ -130,7 +130,7 @@ def _policy_alarm_text(data: Payload) -> str | None:
     return None
 
 
-def _plain_text(data: Payload) -> str:
+def plain_text(data: Payload) -> str:
     """Name the plain fields of a payload that has no sentence of its own."""
     fields: Mapping[str, object] = msgspec.structs.asdict(data)
     shown = [f"{name} {value}" for name, value in fields.items() if isinstance(value, str | int)]
