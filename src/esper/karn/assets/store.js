@@ -1,0 +1,41 @@
+// The page's copy of the view: patches in, sections out. It derives nothing by itself.
+
+const KEYED = ["rounds", "steps", "envs", "seeds"];
+
+export class Store {
+  constructor() {
+    this.view = { rounds: {}, steps: {}, envs: {}, seeds: {} };
+    this.details = {};
+    this.receivedAt = null;
+  }
+
+  // Merges a patch and returns the names of the sections that changed.
+  take(patch) {
+    const changed = new Set(["progress", "verdict"]);
+    for (const name of patch.replaced ?? []) {
+      this.view[name] = {};
+      changed.add(name);
+    }
+    for (const [name, value] of Object.entries(patch)) {
+      if (KEYED.includes(name)) Object.assign(this.view[name], value);
+      else if (name === "detail") this.details[value.env_id] = value;
+      else this.view[name] = value;
+      changed.add(name);
+    }
+    this.receivedAt = performance.now();
+    return changed;
+  }
+
+  // Seconds without an event, by the server's clock plus the time since it last spoke.
+  silence() {
+    const silent = this.view.verdict?.silence_s;
+    if (silent === null || silent === undefined || this.receivedAt === null) return null;
+    return silent + (performance.now() - this.receivedAt) / 1000;
+  }
+
+  rows(name) {
+    return Object.entries(this.view[name])
+      .sort(([one], [other]) => Number(one) - Number(other))
+      .map(([, value]) => value);
+  }
+}
