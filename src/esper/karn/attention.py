@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn.snapshot import EnvAttention, EnvView
-from esper.karn.thresholds import Grade, grade
+from esper.karn.thresholds import Grade, grade, worst
 
 __all__ = ["rank_envs"]
 
@@ -30,26 +30,36 @@ def _attention(env: EnvView, middle: float | None) -> EnvAttention:
     reasons = list(_reasons(env, middle))
     return EnvAttention(
         env_id=env.env_id,
-        score=sum(score for score, _ in reasons),
-        reasons=tuple(text for _, text in reasons),
+        score=sum(reason.score for reason in reasons),
+        grade=worst(Grade.OK, *(reason.grade for reason in reasons)),
+        reasons=tuple(reason.text for reason in reasons),
     )
 
 
-def _reasons(env: EnvView, middle: float | None) -> Iterator[tuple[int, str]]:
+class _Concern(NamedTuple):
+    score: int
+    grade: Grade
+    text: str
+
+
+def _reasons(env: EnvView, middle: float | None) -> Iterator[_Concern]:
     if env.failure is not None:
-        yield 100, "failed"
+        yield _Concern(100, Grade.ACT, "failed")
     if env.num_rollbacks:
-        yield 50, f"{env.num_rollbacks} rollback{'s' * (env.num_rollbacks > 1)}"
+        plural = "s" if env.num_rollbacks > 1 else ""
+        yield _Concern(50, Grade.ACT, f"{env.num_rollbacks} rollback{plural}")
     troubled = [slot.slot_id for slot in env.slots if slot.has_gradient_trouble]
     if troubled:
-        yield 20, f"gradient trouble in {', '.join(troubled)}"
+        yield _Concern(20, Grade.WATCH, f"gradient trouble in {', '.join(troubled)}")
     if env.accuracy_pct is None:
         return
     drop_pp = (env.best_accuracy_pct or env.accuracy_pct) - env.accuracy_pct
-    if grade("drop_from_best", drop_pp) in (Grade.WATCH, Grade.ACT):
-        is_deep = grade("drop_from_best", drop_pp) is Grade.ACT
-        yield 30 if is_deep else 15, "below its best" if not is_deep else "far below its best"
+    drop_grade = grade("drop_from_best", drop_pp)
+    if drop_grade is Grade.ACT:
+        yield _Concern(30, drop_grade, "far below its best")
+    elif drop_grade is Grade.WATCH:
+        yield _Concern(15, drop_grade, "below its best")
     if middle is not None and middle - env.accuracy_pct >= PEER_GAP_PP:
-        yield 15, "behind its peers"
+        yield _Concern(15, Grade.WATCH, "behind its peers")
     if env.outcome is None and grade("steps_without_best", env.steps_since_best) is not Grade.OK:
-        yield 5, "no new best for a while"
+        yield _Concern(5, Grade.WATCH, "no new best for a while")

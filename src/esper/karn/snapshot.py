@@ -336,6 +336,8 @@ class EnvAttention(_View, frozen=True, kw_only=True):
 
     env_id: int
     score: int
+    grade: Grade
+    """Of the gravest reason."""
     reasons: tuple[str, ...]
 
 

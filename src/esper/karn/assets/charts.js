@@ -32,8 +32,9 @@ function layout(colors, extra = {}) {
   for (const name of Object.keys(merged)) {
     if (/^[xy]axis\d*$/.test(name)) merged[name] = { ...axis, ...merged[name] };
   }
-  merged.xaxis ??= axis;
-  merged.yaxis ??= axis;
+  // Copies, because plotly notes the type it found in the axis it was given.
+  merged.xaxis ??= { ...axis };
+  merged.yaxis ??= { ...axis };
   return merged;
 }
 
@@ -189,7 +190,7 @@ export function drawEnv(detail) {
   ], layout(colors, {
     showlegend: true, legend: { orientation: "h", y: 1.16, x: 0, bgcolor: "rgba(0,0,0,0)" }, margin: { l: 46, r: 46, t: 22, b: 36 },
     xaxis: { title: { text: "step" }, tickformat: "d" }, yaxis: { title: { text: "accuracy, %" } },
-    yaxis2: { title: { text: "reward" }, overlaying: "y", side: "right", showgrid: false },
+    yaxis2: { title: { text: "reward" }, overlaying: "y", side: "right", showgrid: false, tickmode: "auto", nticks: 5 },
   }), isMissing(last) ? "No accuracy measured yet" : `Accuracy ${number(last)} % in step ${detail.steps.at(-1)}`);
 }
 
@@ -211,7 +212,7 @@ export function drawWorth(detail) {
   const colors = theme();
   const slots = [...new Set([...Object.keys(detail.contributions_pp), ...Object.keys(detail.shapley_pp)])].sort();
   const bars = (values, name, color, shape) => ({
-    type: "bar", name, x: slots, y: slots.map((slot) => values[slot] ?? null), marker: { color, pattern: { shape, fgcolor: colors.panel, size: 6 } },
+    type: "bar", name, x: slots, y: slots.map((slot) => values[slot] ?? null), marker: { color, pattern: { shape, fgcolor: colors.panel, fillmode: "overlay", size: 6, solidity: 0.3 } },
     text: slots.map((slot) => (isMissing(values[slot]) ? "" : signed(values[slot]))), textposition: "outside", cliponaxis: false, hovertemplate: `${name} %{y:.2f} pp<extra></extra>`,
   });
   const traces = [bars(detail.contributions_pp, "leave one out", colors.accent, "")];

@@ -6,7 +6,8 @@ import {
 } from "esper/format";
 
 const MANY = 16;
-const LANE_HEIGHT = 34;
+const LANE_HEIGHT = 40;
+const LABEL_HEIGHT = 17;
 const STATUS = { running: "ok", done: "ok", stalled: "watch", degraded: "watch", "rolled back": "act", failed: "act" };
 
 export class EnvPanel {
@@ -72,7 +73,7 @@ export class EnvPanel {
         sparkline(env.sparkline, `accuracy of the last ${env.sparkline.length} steps`)),
       el("span", { class: "slots" }, ...env.slots.map(slotChip)),
       el("span", { class: "env-foot" }, `${lastAction(env.last_action)} · reward ${reward}`),
-      attention.reasons.length ? el("span", { class: "env-why" }, signOf(attention.score >= 30 ? "act" : "watch", attention.reasons.join(", "))) : null,
+      attention.reasons.length ? el("span", { class: "env-why" }, signOf(attention.grade, attention.reasons.join(", "))) : null,
     ];
     button.replaceChildren(...parts.filter(Boolean));
   }
@@ -191,9 +192,8 @@ function drawLanes(detail, numSteps) {
   host.replaceChildren(root);
 }
 
-function text(x, y, content, kind) {
+function text(x, y, content) {
   const node = svg("text", { x, y });
-  if (kind) node.setAttribute("class", kind);
   node.textContent = content;
   return node;
 }
@@ -203,24 +203,21 @@ function stretch(part, left, top, scale) {
   const color = stageColor(part.stage);
   const x = left + part.first_step * scale;
   const width = (part.last_step - part.first_step + 1) * scale;
-  const nodes = [svg("rect", { x, y: top, width, height: LANE_HEIGHT, fill: color, "fill-opacity": 0.22, stroke: color, rx: 3 })];
-  part.alphas.forEach((alpha, index) => {
-    if (isMissing(alpha) || alpha <= 0) return;
-    const tall = alpha * LANE_HEIGHT;
-    nodes.push(svg("rect", { x: x + index * scale, y: top + LANE_HEIGHT - tall, width: scale + 0.5, height: tall, fill: color }));
-  });
-  const label = `${STAGES[part.stage] ?? part.stage} ${part.blueprint ?? ""}`.trim();
-  const isFull = part.alphas.every((alpha) => !isMissing(alpha) && alpha > 0.7);
-  const fits = (words) => words.length * 6.6 + 8 < width;
-  const shown = fits(label) ? label : fits(STAGES[part.stage] ?? "") ? STAGES[part.stage] : "";
-  if (shown) {
-    // On a full lane the words stand on the stage's colour, otherwise above the fill on a plate.
-    if (!isFull) nodes.push(svg("rect", { class: "frame", x: x + 2, y: top + 2, width: shown.length * 6.6 + 6, height: 16, rx: 3 }));
-    nodes.push(text(x + 5, top + 14, shown, isFull ? "on-stage" : null));
-  }
+  const frame = svg("rect", { x, y: top, width, height: LANE_HEIGHT, fill: color, "fill-opacity": 0.2, stroke: color, rx: 3 });
   const title = svg("title");
   title.textContent = `${part.stage.toLowerCase()} ${part.blueprint ?? ""}, steps ${part.first_step} to ${part.last_step}`;
-  nodes[0].append(title);
+  frame.append(title);
+  const nodes = [frame];
+  const room = LANE_HEIGHT - LABEL_HEIGHT;
+  part.alphas.forEach((alpha, index) => {
+    if (isMissing(alpha) || alpha <= 0) return;
+    const tall = alpha * room;
+    nodes.push(svg("rect", { x: x + index * scale, y: top + LANE_HEIGHT - tall, width: scale + 0.5, height: tall, fill: color }));
+  });
+  const name = STAGES[part.stage] ?? part.stage.toLowerCase();
+  // A narrow stretch has room for the first letter at least, so that colour is not the only sign.
+  const fits = (words) => words.length * 6.6 + (words.length > 1 ? 8 : 2) < width;
+  const shown = [`${name} ${part.blueprint ?? ""}`.trim(), name, name[0]].find(fits);
+  if (shown) nodes.push(text(x + (shown.length > 1 ? 4 : 2), top + 12, shown));
   return nodes;
 }
-
