@@ -1,7 +1,8 @@
 """Payloads, logs and disks for the tests of the bus."""
 
 import errno
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from esper.leyline.payloads import CheckpointLoaded, EpochCompleted, ObservationStats, SeedPruned
@@ -89,6 +90,14 @@ def read_events(path: Path) -> list[Event]:
 def seqs(events: Iterable[Event]) -> list[int]:
     """Return the seqs of some events."""
     return [event.seq for event in events]
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Look again and again until something is so; fail when it does not become so in time."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not become so in time"
+        time.sleep(0.001)
 
 
 class FailingFiles(FileSystem):

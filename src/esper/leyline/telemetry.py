@@ -281,6 +281,7 @@ EVENT_SPECS: Final[Mapping[EventType, EventSpec]] = {row.event_type: row for row
 """The one table: type, payload, level, count class, severity, channel."""
 
 _TYPES_BY_PAYLOAD: Final = {row.payload: row.event_type for row in _ROWS}
+_SEVERITIES_BY_PAYLOAD: Final = {row.payload: row.severity for row in _ROWS}
 
 
 def event_type_of(payload: Payload | type[Payload]) -> EventType:
@@ -378,7 +379,7 @@ def build_event(draft: Draft, *, seq: int, ts: float, run_id: str, group: str) -
         step=scope.step,
         env_id=scope.env_id,
         episode_id=scope.episode_id,
-        severity=draft.severity or EVENT_SPECS[_TYPES_BY_PAYLOAD[type(payload)]].severity,
+        severity=draft.severity or _SEVERITIES_BY_PAYLOAD[type(payload)],
         nonfinite=nonfinite_paths(payload) or UNSET,
         data=payload,
     )
@@ -410,7 +411,10 @@ def _walk_nonfinite(value: object, path: str) -> Iterator[str]:
     elif isinstance(value, msgspec.Struct):
         prefix = f"{path}." if path else ""
         for name in _fields_with_floats(type(value)):
-            yield from _walk_nonfinite(getattr(value, name), prefix + name)
+            item = getattr(value, name)
+            # Most are missing or plain finite numbers, which need no walk of their own.
+            if item is not None and not (type(item) is float and math.isfinite(item)):
+                yield from _walk_nonfinite(item, prefix + name)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _walk_nonfinite(item, f"{path}.{key}")

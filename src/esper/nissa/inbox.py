@@ -18,7 +18,7 @@ from esper.leyline.errors import ContractError
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import EVENT_SPECS, Channel, Draft
 
-__all__ = ["Entry", "Inbox", "Route"]
+__all__ = ["Counter", "Entry", "Inbox", "Route"]
 
 FIRST_GUESS_BYTES: Final = 512
 """Counted for a type of which nothing has been encoded yet."""
@@ -27,10 +27,18 @@ MEAN_WEIGHT: Final = 0.05
 
 
 @dataclass(eq=False, slots=True)
+class Counter:
+    """Numbers the events of one channel."""
+
+    channel: Channel
+    next_seq: int
+
+
+@dataclass(eq=False, slots=True)
 class Route:
     """Where drafts of one payload type go and how large they tend to be."""
 
-    channel: Channel
+    counter: Counter
     mean_bytes: float = FIRST_GUESS_BYTES
 
     def note_size(self, num_bytes: int) -> None:
@@ -54,10 +62,10 @@ class Inbox:
 
     def __init__(self, *, max_bytes: int, next_seqs: Mapping[Channel, int]) -> None:
         self._max_bytes = max_bytes
+        self._counters = {channel: Counter(channel, seq) for channel, seq in next_seqs.items()}
         self._routes: dict[type[Payload], Route] = {
-            spec.payload: Route(spec.channel) for spec in EVENT_SPECS.values()
+            spec.payload: Route(self._counters[spec.channel]) for spec in EVENT_SPECS.values()
         }
-        self._next_seqs = dict(next_seqs)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         """Signalled when bytes were released, events were committed or synced, or it failed."""
@@ -77,13 +85,14 @@ class Inbox:
     def put(self, draft: Draft) -> int:
         """Number a draft, queue it and return its seq."""
         route = self._routes[type(draft.payload)]
+        counter = route.counter
         if self._queued_bytes >= self._max_bytes and not _is_on_event_loop():
             self.wait_for_room()
         with self._lock:
             if not self._is_open:
                 self._refuse()
-            seq = self._next_seqs[route.channel]
-            self._next_seqs[route.channel] = seq + 1
+            seq = counter.next_seq
+            counter.next_seq = seq + 1
             self.num_accepted += 1
             if self._is_failed:
                 self.num_lost += 1
@@ -98,7 +107,7 @@ class Inbox:
 
     def next_seq(self, channel: Channel) -> int:
         """Return the seq that the next event of a channel will get."""
-        return self._next_seqs[channel]
+        return self._counters[channel].next_seq
 
     @property
     def has_room(self) -> bool:

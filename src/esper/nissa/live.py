@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
@@ -200,6 +201,8 @@ class Subscriber:
         """Wait for what comes next: events, what was missed, or None at the end of the run."""
         feed = self._source.feed
         while True:
+            # There may never be anything to wait for; others must get their turn all the same.
+            await anyio.lowlevel.checkpoint()
             block = feed.read(self.next_seq, PAGE_BYTES)
             if block is not None:
                 self._is_live = True

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -138,6 +139,9 @@ class Session:
             await self._websocket.send_text(data.decode())
         except WebSocketDisconnect:
             self._end(None)
+        # Sending waits only when the client is slow. Here others get their turn all the same, a
+        # lost connection is noticed, and the caller of a session that has ended ends, too.
+        await anyio.lowlevel.checkpoint()
 
     # --- Listening ---
 

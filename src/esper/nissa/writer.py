@@ -105,7 +105,7 @@ class Writer:
     def _commit(self, entries: Sequence[Entry]) -> None:
         """Write one block per channel, then let go of what was counted for it."""
         for channel, journal in self._journals.items():
-            mine = [entry for entry in entries if entry.route.channel is channel]
+            mine = [entry for entry in entries if entry.route.counter.channel is channel]
             if mine:
                 self._append(journal, mine, is_live=channel is Channel.RUN)
         self._inbox.release(len(entries), sum(entry.counted_bytes for entry in entries))

@@ -1,0 +1,1 @@
+"""Tools that work on Esper rather than in it."""

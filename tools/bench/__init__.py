@@ -1,0 +1,1 @@
+"""Figures with targets: `python -m tools.bench`."""

@@ -1,0 +1,52 @@
+"""Rows of the bench: what one measures, and how rows of all files are found and printed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+ROWS: dict[str, Bench] = {}
+"""Every bench there is, by the name of its goal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One figure beside its target."""
+
+    name: str
+    measured: float
+    target: float
+    unit: str
+    is_at_least: bool = False
+    """The target is a lower bound."""
+
+    @property
+    def is_met(self) -> bool:
+        """Tell whether the target is reached."""
+        if self.is_at_least:
+            return self.measured >= self.target
+        return self.measured <= self.target
+
+
+Bench = Callable[[bool], Iterator[Row]]
+"""Takes whether to be quick, yields the rows it measured."""
+
+
+def bench(name: str) -> Callable[[Bench], Bench]:
+    """Register a function as the bench of a goal."""
+
+    def register(function: Bench) -> Bench:
+        ROWS[name] = function
+        return function
+
+    return register
+
+
+def load_all_benches() -> None:
+    """Import every module of this package, which registers its benches."""
+    package = importlib.import_module("tools.bench")
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"tools.bench.{module.name}")

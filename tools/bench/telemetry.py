@@ -1,0 +1,238 @@
+"""Benches of the bus: what an event costs, how many are kept, how soon and how widely they go."""
+
+import gc
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+
+from esper.leyline.config import FsyncPolicy
+from esper.leyline.payloads import SeedFossilized
+from esper.leyline.telemetry import Draft, EventScope
+from esper.nissa.feed import FEED_BYTES
+from esper.nissa.hub import TelemetryHub
+from esper.nissa.security import Security
+from esper.nissa.server import ServerAddress, build_app, serve
+from tools.bench.rows import Row, bench
+
+SCOPE = EventScope(1, 2, 3, 4)
+
+
+def payload() -> SeedFossilized:
+    """Make a typed event of about ten fields with its envelope."""
+    return SeedFossilized(
+        slot_id="r0c1",
+        seed_id="seed-7",
+        blueprint="conv_light",
+        num_params=4_321,
+        age_steps=23,
+        contribution_pp=1.25,
+        improvement_pp=2.5,
+        blending_delta_pp=0.125,
+    )
+
+
+@contextmanager
+def fresh_hub(fsync: FsyncPolicy = FsyncPolicy.ROUND) -> Iterator[TelemetryHub]:
+    """Open a hub on a directory that goes away."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TelemetryHub(Path(folder), run_id="0123abcd", fsync=fsync) as hub,
+    ):
+        yield hub
+
+
+@bench("E1")
+def emit_cost(is_quick: bool) -> Iterator[Row]:
+    """Measure `emit` on a thread that also does other work, as training does."""
+    num_events = 5_000 if is_quick else 50_000
+    costs_ns: list[int] = []
+    with fresh_hub() as hub:
+        for _ in range(num_events):
+            sum(range(1_000))
+            event = payload()
+            start_ns = time.perf_counter_ns()
+            hub.emit(event, SCOPE)
+            costs_ns.append(time.perf_counter_ns() - start_ns)
+    costs_ns.sort()
+    median_us, p99_us = costs_ns[num_events // 2] / 1e3, costs_ns[num_events * 99 // 100] / 1e3
+    yield Row(name="E1 emit, median", measured=median_us, target=3.0, unit="µs")
+    yield Row(name="E1 emit, p99", measured=p99_us, target=30.0, unit="µs")
+
+
+@bench("E2")
+def durable_rate(is_quick: bool) -> Iterator[Row]:
+    """Measure events per second from the first emit to the last byte on disk."""
+    num_events, num_repeats = (50_000, 1) if is_quick else (300_000, 5)
+    rates = []
+    for _ in range(num_repeats):
+        drafts = [Draft(payload(), SCOPE) for _ in range(num_events)]
+        gc.collect()
+        with fresh_hub(FsyncPolicy.INTERVAL) as hub:
+            start_s = time.perf_counter()
+            hub.publish(drafts)
+            hub.flush()
+            rates.append(num_events / (time.perf_counter() - start_s))
+    measured = statistics.median(rates)
+    yield Row(
+        name="E2 durable events", measured=measured, target=200_000, unit="1/s", is_at_least=True
+    )
+
+
+@bench("E5")
+def live_latency(is_quick: bool) -> Iterator[Row]:
+    """Measure emit to client with ten clients in another process and 1,000 events a second."""
+    num_events = 1_000 if is_quick else 10_000
+    result = anyio.run(_drive_clients, 10, num_events, 1_000.0)
+    yield Row(name="E5 live latency, p99", measured=result["p99_s"] * 1e3, target=15.0, unit="ms")
+
+
+@bench("E6")
+def fan_out(is_quick: bool) -> Iterator[Row]:
+    """Measure deliveries per second to 64 clients, events going out as fast as they are taken."""
+    num_events = 5_000 if is_quick else 40_000
+    result = anyio.run(_drive_clients, 64, num_events, None)
+    rate = result["events"] / (result["end_s"] - result["start_s"])
+    yield Row(
+        name="E6 deliveries to 64 clients",
+        measured=rate,
+        target=500_000,
+        unit="1/s",
+        is_at_least=True,
+    )
+
+
+async def _drive_clients(num_clients: int, num_events: int, rate: float | None) -> dict[str, float]:
+    """Serve a hub to a process of clients, emit, and return what the clients measured."""
+    with fresh_hub() as hub:
+        app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
+        async with anyio.create_task_group() as tasks:
+            address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+            result = await anyio.to_thread.run_sync(
+                _emit_to_clients, hub, f"ws://{address}/ws", num_clients, num_events, rate
+            )
+            tasks.cancel_scope.cancel()
+    return result
+
+
+def _emit_to_clients(
+    hub: TelemetryHub, url: str, num_clients: int, num_events: int, rate: float | None
+) -> dict[str, float]:
+    command = [sys.executable, "-m", "tools.bench.live_clients", url]
+    command += ["--clients", str(num_clients), "--events", str(num_events)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as clients:
+        assert clients.stdout is not None
+        for _ in range(num_clients):
+            assert clients.stdout.readline() == "ready\n"
+        start_s = time.time()
+        if rate is None:
+            _emit_unless_behind(hub, num_events)
+        else:
+            _emit_at(hub, num_events, rate)
+        measured: dict[str, float] = json.loads(clients.stdout.readline())
+    return measured | {"start_s": start_s}
+
+
+def _emit_at(hub: TelemetryHub, num_events: int, rate: float) -> None:
+    start_s = time.perf_counter()
+    for number in range(num_events):
+        ahead_s = start_s + number / rate - time.perf_counter()
+        if ahead_s > 0:
+            time.sleep(ahead_s)
+        hub.emit(payload(), SCOPE)
+
+
+def _emit_unless_behind(hub: TelemetryHub, num_events: int) -> None:
+    """Emit as fast as the slowest subscriber takes it, so that nothing is dropped."""
+    for number in range(num_events):
+        if number % 256 == 0:
+            while number - min(item.next_seq for item in hub.live.subscribers) > 1_500:
+                time.sleep(0.0005)
+        hub.emit(payload(), SCOPE)
+
+
+@bench("E7")
+def stopped_subscriber(is_quick: bool) -> Iterator[Row]:
+    """Compare the CPU time of a producing thread with and without a client that never reads."""
+    num_events, num_repeats = (5_000, 3) if is_quick else (20_000, 9)
+    undisturbed, disturbed = [], []
+    for _ in range(num_repeats):
+        undisturbed.append(anyio.run(_producer_cpu_s, num_events, False)["cpu_s"])
+        result = anyio.run(_producer_cpu_s, num_events, True)
+        disturbed.append(result["cpu_s"])
+    ratio = statistics.median(disturbed) / statistics.median(undisturbed)
+    yield Row(
+        name="E7 stopped subscriber, CPU of producer", measured=ratio, target=1.03, unit="ratio"
+    )
+    held_mib = result["held_bytes"] / FEED_BYTES
+    yield Row(name="E7 stopped subscriber, memory held", measured=held_mib, target=1.0, unit="MiB")
+
+
+async def _producer_cpu_s(num_events: int, is_watched: bool) -> dict[str, float]:
+    with fresh_hub() as hub:
+        app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
+        async with anyio.create_task_group() as tasks:
+            address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+            client = _stopped_client(address) if is_watched else None
+            result = await anyio.to_thread.run_sync(_work_and_emit, hub, num_events)
+            if client is not None:
+                assert hub.live.subscribers, "the stopped client was not connected"
+                client.close()
+            tasks.cancel_scope.cancel()
+    return result
+
+
+def _stopped_client(address: ServerAddress) -> socket.socket:
+    """Shake hands and never read again."""
+    client = socket.create_connection((address.host, address.port))
+    client.sendall(
+        f"GET /ws HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
+    return client
+
+
+def _work_and_emit(hub: TelemetryHub, num_events: int) -> dict[str, float]:
+    result: dict[str, float] = {}
+
+    def produce() -> None:
+        start_s = time.thread_time()
+        for _ in range(num_events):
+            sum(range(2_000))
+            hub.emit(payload(), SCOPE)
+        result["cpu_s"] = time.thread_time() - start_s
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    producer.join()
+    hub.flush()
+    held = hub.live.feed.read(hub.live.feed.oldest_seq, 1 << 40)
+    result["held_bytes"] = len(held.data) if held is not None else 0
+    return result
+
+
+@bench("leyline import")
+def leyline_import(is_quick: bool) -> Iterator[Row]:
+    """Measure what importing the contracts adds to an empty process."""
+    num_repeats = 3 if is_quick else 11
+    empty, loaded = [], []
+    for _ in range(num_repeats):
+        empty.append(_process_s("pass"))
+        loaded.append(_process_s("import esper.leyline.telemetry, esper.leyline.jobs"))
+    measured = statistics.median(loaded) - statistics.median(empty)
+    yield Row(name="leyline import", measured=measured, target=0.15, unit="s")
+
+
+def _process_s(code: str) -> float:
+    start_s = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - start_s
