@@ -34,6 +34,8 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
     except EsperError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader left (`| head`), which is no failure. Python flushes stdout once more at
         # exit and would complain then, so stdout is pointed at nothing.
