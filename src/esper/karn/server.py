@@ -145,6 +145,7 @@ class _Viewer:
         if self._code is not None:
             # A page that does not read may never take the close frame either.
             with anyio.move_on_after(CLOSE_GRACE_S), contextlib.suppress(WebSocketDisconnect):
+                await self._send_patch()
                 await self.websocket.close(self._code)
 
     def _end(self, code: CloseCode | None) -> None:

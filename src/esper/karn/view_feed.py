@@ -1,7 +1,7 @@
 """Feeding a view model from a run's logs: every event once, in order, off the event loop."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,8 @@ from esper.karn.snapshot import Patch, Snapshot
 from esper.karn.view_model import ViewModel
 from esper.leyline.errors import EventDecodeError
 from esper.leyline.telemetry import Event, decode_event
-from esper.nissa.journal import EVENTS_FILE, OPERATIONAL_FILE
+from esper.nissa.journal import OPERATIONAL_FILE
+from esper.nissa.lines import find_logs, is_compressed, read_lines
 from esper.nissa.live import LiveSource, LogReader
 
 __all__ = ["Listener", "ViewFeed", "read_run"]
@@ -75,6 +76,11 @@ class ViewFeed:
                 await feed.wait_for(self._next_seq)
             await anyio.sleep(PAUSE_S)
 
+    def drain(self) -> None:
+        """Take everything the logs hold now; for the moment after the run's last event."""
+        while self._read_more():
+            pass
+
     def _read_more(self) -> bool:
         operational = self._operational.read_more()
         if operational is not None:
@@ -98,11 +104,20 @@ class ViewFeed:
 def read_run(run_dir: Path) -> ViewModel:
     """Return the view model of everything a run directory holds now."""
     model = ViewModel()
-    for name in (OPERATIONAL_FILE, EVENTS_FILE):
-        log = FollowedLog(run_dir / name)
-        while (block := log.read_more()) is not None:
-            _apply_all(model, map(_decoded, block.lines()))
+    (log,) = find_logs([run_dir])
+    for path in (run_dir / OPERATIONAL_FILE, log):
+        _apply_all(model, map(_decoded, _whole_lines(path)))
     return model
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a log; of a plain one, not the last while it is half written."""
+    if path.is_file() and is_compressed(path):
+        yield from read_lines(path)
+        return
+    log = FollowedLog(path)
+    while (block := log.read_more()) is not None:
+        yield from block.lines()
 
 
 def _decoded(line: bytes) -> Event | None:

@@ -6,7 +6,7 @@ import { EnvPanel } from "esper/envs";
 import { byId, el } from "esper/format";
 import { EventLog } from "esper/log";
 import {
-  ago, showAlarms, showBus, showGrowth, showHeads, showLegend, showManifest, showProgress, showResources, showRun,
+  showAlarms, showBus, showGrowth, showHeads, showLegend, showManifest, showProgress, showResources, showRun,
   showThresholds, showVerdict,
 } from "esper/panels";
 import { Store } from "esper/store";
@@ -27,7 +27,7 @@ function show(changed) {
   const view = store.view;
   if (changed.has("run")) showRun(view.run);
   if (changed.has("thresholds")) showThresholds(view.thresholds);
-  showVerdict(view.verdict, store.silence());
+  showVerdict(view.verdict, store.lastEvent());
   showProgress(view.progress);
   if (changed.has("alarms")) showAlarms(view.alarms);
   if (changed.has("growth")) showGrowth(view.growth);
@@ -77,6 +77,13 @@ function showState(state) {
   const looks = { connected: "ok", connecting: "unknown", disconnected: "act", report: "ok" };
   const words = { connected: "✓ connected", connecting: "· connecting", disconnected: "✗ connection lost, trying again", report: "✓ report" };
   const chip = byId("connection");
+  const isOver = ["completed", "interrupted", "failed"].includes(store.view.progress?.status);
+  if (state === "disconnected" && isOver) {
+    chip.className = "chip grade unknown";
+    chip.textContent = "· the run is over, its server is gone";
+    return;
+  }
+  if (state === "connecting" && isOver) return;
   chip.className = `chip grade ${looks[state]}`;
   chip.textContent = words[state];
 }
@@ -152,6 +159,7 @@ function startReport(report) {
   showState("report");
   byId("panel-log").remove();
   byId("panel-bus").classList.replace("third", "wide");
+  store.isReport = true;
   store.details = report.details;
   show(store.take(report.view));
   showManifest(report.manifest);
@@ -173,8 +181,8 @@ function startLive() {
   log.connect();
   loadManifest();
   setInterval(() => {
-    const node = byId("silence");
-    if (node) node.textContent = ago(store.silence());
+    const node = byId("last-event");
+    if (node) node.textContent = store.lastEvent();
   }, CHART_MS);
 }
 

@@ -7,19 +7,14 @@ import {
 
 const ANSWERS = [["Alive", "alive"], ["Learning", "learning"], ["Attention", "attention"]];
 
-export function showVerdict(verdict, silence) {
+export function showVerdict(verdict, lastEvent) {
   const { sign } = GRADES[verdict.grade];
   byId("verdict-headline").replaceChildren(
     el("span", { class: `grade ${verdict.grade}`, "aria-hidden": "true" }, sign + " "), verdict.headline);
   facts(byId("answers"), ANSWERS.map(([label, name]) => [label, signOf(verdict[`${name}_grade`], verdict[name])]));
-  byId("answers").append(el("div", {}, el("dt", {}, "Last event"), el("dd", { id: "silence" }, ago(silence))));
+  byId("answers").append(el("div", {}, el("dt", {}, "Last event"), el("dd", { id: "last-event" }, lastEvent)));
   byId("reasons").replaceChildren(...verdict.reasons.map((reason) =>
     el("li", {}, signOf(reason.grade, ""), el("a", { href: `#panel-${reason.panel}` }, reason.text))));
-}
-
-export function ago(silence) {
-  if (isMissing(silence)) return MISSING;
-  return silence < 1.5 ? "just now" : `${duration(silence)} ago`;
 }
 
 export function showProgress(progress) {

@@ -1,5 +1,7 @@
 // The page's copy of the view: patches in, sections out. It derives nothing by itself.
 
+import { MISSING, clock, duration, isMissing } from "esper/format";
+
 const KEYED = ["rounds", "steps", "envs", "seeds"];
 
 export class Store {
@@ -7,6 +9,7 @@ export class Store {
     this.view = { rounds: {}, steps: {}, envs: {}, seeds: {} };
     this.details = {};
     this.receivedAt = null;
+    this.isReport = false;
   }
 
   // Merges a patch and returns the names of the sections that changed.
@@ -26,11 +29,13 @@ export class Store {
     return changed;
   }
 
-  // Seconds without an event, by the server's clock plus the time since it last spoke.
-  silence() {
+  // How old the last event is, by the server's clock plus the time since it last spoke.
+  lastEvent() {
     const silent = this.view.verdict?.silence_s;
-    if (silent === null || silent === undefined || this.receivedAt === null) return null;
-    return silent + (performance.now() - this.receivedAt) / 1000;
+    if (isMissing(silent)) return MISSING;
+    if (this.isReport) return clock(this.view.progress.last_event_ts);
+    const age = silent + (performance.now() - this.receivedAt) / 1000;
+    return age < 1.5 ? "just now" : `${duration(age)} ago`;
   }
 
   rows(name) {
