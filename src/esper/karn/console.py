@@ -48,6 +48,7 @@ class Console:
         clock: Callable[[], float] = time.time,
         is_terminal: bool | None = None,
         width: int | None = None,
+        height: int | None = None,
     ) -> None:
         """Write to a stream.
 
@@ -58,12 +59,18 @@ class Console:
             clock: the present, in seconds since the epoch.
             is_terminal: None asks the stream.
             width: columns; None asks the terminal.
+            height: lines; None asks the terminal.
         """
         if isinstance(file, io.TextIOWrapper):
             # A sign that the stream cannot write becomes a question mark, not an end of the run.
             file.reconfigure(errors="replace")
         self._rich = RichConsole(
-            file=file, force_terminal=is_terminal, width=width, highlight=False, markup=False
+            file=file,
+            force_terminal=is_terminal,
+            width=width,
+            height=height,
+            highlight=False,
+            markup=False,
         )
         self._is_quiet = is_quiet
         self._footer = footer
@@ -141,6 +148,10 @@ class Console:
             height=self._rich.size.height,
             is_ascii=self._rich.options.ascii_only,
         )
+
+    def draw(self) -> None:
+        """Write the screen once, as it is now."""
+        self._rich.print(self._screen())
 
     def finish(self) -> None:
         """Write the final summary."""
