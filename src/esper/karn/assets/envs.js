@@ -180,7 +180,7 @@ function drawLanes(detail, numSteps) {
   const scale = (width - left - 6) / steps;
   const height = slots.length * (LANE_HEIGHT + 6) + 18;
   const words = slots.map((slot) => `${slot}: ${detail.lanes[slot].map((part) => `${part.stage.toLowerCase()} from step ${part.first_step}`).join(", ")}`).join("; ");
-  const root = svg("svg", { height, role: "img", "aria-label": words || "No step yet" });
+  const root = svg("svg", { width, height, role: "img", "aria-label": words || "No step yet" });
   slots.forEach((slot, row) => {
     const top = row * (LANE_HEIGHT + 6);
     root.append(text(0, top + LANE_HEIGHT / 2 + 4, slot));
