@@ -1,6 +1,7 @@
 """Alarms: events that somebody should know of, folded by kind, kept apart from chatter."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,8 @@ from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Event, Severity
 
 __all__ = ["AlarmBoard", "alarm_text", "is_alarm", "plain_text"]
+
+_ALARMING: Final = frozenset(item for item in Severity if item.rank >= Severity.WARNING.rank)
 
 
 class AlarmBoard:
@@ -57,7 +60,7 @@ def _graver(severity: Severity, earlier: AlarmView | None) -> str:
 
 def is_alarm(event: Event) -> bool:
     """Tell whether an event belongs on the board: by severity, whatever its type."""
-    return event.severity.rank >= Severity.WARNING.rank
+    return event.severity in _ALARMING
 
 
 def alarm_text(data: Payload) -> str:

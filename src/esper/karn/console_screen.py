@@ -102,7 +102,13 @@ def _progress(view: Snapshot) -> RenderableType:
     )
     rest = duration(progress.eta_s) + " left" if progress.eta_s is not None else progress.status
     right = f"{number(progress.fraction, '.0%')}, {rest}, {_pace(view)}"
-    grid.add_row(left, ProgressBar(total=1.0, completed=progress.fraction or 0.0), right)
+    bar = ProgressBar(
+        total=1.0,
+        completed=progress.fraction or 0.0,
+        complete_style="cyan",
+        finished_style="green",
+    )
+    grid.add_row(left, bar, right)
     return grid
 
 
