@@ -125,11 +125,14 @@ def console_page(events: Sequence[Event]) -> str:
     console.draw()
     recorder = RichConsole(record=True, width=CONSOLE_COLUMNS, file=io.StringIO())
     recorder.print(Text.from_ansi(stream.getvalue()))
-    style = "background:#0d1217;color:#e8eef4;margin:0;padding:14px;display:inline-block;line-height:1.35"
+    style = (
+        "background:#0d1217;color:#e8eef4;margin:0;padding:14px;display:inline-block;"
+        "line-height:1.35;font-family:DejaVu Sans Mono,monospace"
+    )
     return recorder.export_html(
         inline_styles=True,
         theme=TERMINAL,
-        code_format=f"<pre style='{style};font-family:DejaVu Sans Mono,monospace'>{{code}}</pre>",
+        code_format=f"<pre style='{style}'>{{code}}</pre>",
     )
 
 

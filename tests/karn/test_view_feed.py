@@ -87,6 +87,31 @@ def test_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
     assert second.lines() == [LINES[1]]
 
 
+def test_log_that_was_cut_back_is_not_followed_any_further(tmp_path: Path) -> None:
+    log = FollowedLog(write_run(tmp_path, LINES) / "events.jsonl")
+    while log.read_more() is not None:
+        pass
+    log.path.write_bytes(LINES[0] + b"\n")
+    with pytest.raises(UnreadableFileError, match="cut back"):
+        log.read_more()
+
+
+@pytest.mark.anyio
+async def test_view_of_a_log_that_is_gone_stays_as_it_is(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, LINES)
+    source = open_source(run_dir)
+    assert isinstance(source.log, FollowedLog)
+    while (block := source.log.read_more()) is not None:
+        source.feed.publish(block)
+    feed = ViewFeed(source, run_dir)
+    feed.drain()
+    (run_dir / "events.jsonl").unlink()
+    source.log.num_bytes += 1
+    with anyio.fail_after(20):
+        await feed.run()
+    assert feed.snapshot().bus.num_events == len(LINES)
+
+
 def test_every_event_can_be_found_again_by_its_number(tmp_path: Path) -> None:
     log = FollowedLog(write_run(tmp_path, LINES) / "events.jsonl")
     while log.read_more() is not None:

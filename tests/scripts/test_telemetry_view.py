@@ -1,6 +1,7 @@
 """`esper-telemetry report` and `serve` from the command line."""
 
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -46,6 +47,17 @@ def test_serve_refuses_a_bad_address(
 ) -> None:
     assert main(["serve", str(run_dir), "--address", address]) == 2
     assert "expected HOST:PORT" in capsys.readouterr().err
+
+
+def test_serve_on_a_taken_address_is_one_sentence(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(run_dir), "--address", f"127.0.0.1:{port}"]) == 2
+    error = capsys.readouterr().err
+    assert f"cannot serve on 127.0.0.1:{port}" in error
+    assert error.count("\n") == 1
 
 
 def test_serve_to_others_needs_a_token(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,7 +149,7 @@ def _env_row(env: EnvView, item: EnvAttention, is_ascii: bool) -> list[Text]:
         words += " (failed)"
     return [
         Text(str(env.env_id)),
-        Text.assemble(_sign(level, is_ascii), env.status),
+        Text.assemble(_sign(level, is_ascii), item.reasons[0] if item.reasons else env.status),
         Text(number(env.accuracy_pct, ".1f", " %")),
         Text(sparkline(env.sparkline[-20:], is_ascii=is_ascii), style="cyan"),
         *(_slot_text(slot) for slot in env.slots),
@@ -166,14 +166,14 @@ def _slot_text(slot: SlotView) -> Text:
 
 
 def _policy_line(view: Snapshot, is_ascii: bool) -> Text:
-    line = Text("policy  ", style="dim", no_wrap=True, overflow="ellipsis")
+    line = Text("policy  ", no_wrap=True, overflow="ellipsis")
     policy = next((row.policy for row in reversed(view.rounds) if row.policy is not None), None)
     if policy is None:
         return line.append("no update yet")
     for name in ("kl_divergence", "clip_fraction", "value_nrmse", "gradient_norm", "entropy"):
         value: float | None = getattr(policy, name)
         line.append_text(_sign(grade(name, value), is_ascii))
-        line.append(f"{THRESHOLDS[name].label} {number(value, '.3g')}  ", style="default")
+        line.append(f"{THRESHOLDS[name].label} {number(value, '.3g')}  ")
     return line
 
 

@@ -1,5 +1,6 @@
 """Following a run directory that another process writes, or has written."""
 
+import os
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,10 @@ class FollowedLog:
         """Return the whole lines that follow what has been seen; None while there are none."""
         try:
             with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self.num_bytes:
+                    raise UnreadableFileError(
+                        self.path, "the log was cut back by a resumed run; start again"
+                    )
                 file.seek(self.num_bytes)
                 data = file.read(CHUNK_BYTES)
                 if data and not data.endswith(b"\n"):

@@ -11,7 +11,7 @@ import anyio.to_thread
 from esper.karn.following import FollowedLog
 from esper.karn.snapshot import Patch, Snapshot
 from esper.karn.view_model import ViewModel
-from esper.leyline.errors import EventDecodeError
+from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import Event, decode_event
 from esper.nissa.journal import OPERATIONAL_FILE
 from esper.nissa.lines import find_logs, is_compressed, read_lines
@@ -67,7 +67,12 @@ class ViewFeed:
         """
         feed = self._source.feed
         while True:
-            has_read = await anyio.to_thread.run_sync(self._read_more)
+            try:
+                has_read = await anyio.to_thread.run_sync(self._read_more)
+            except (OSError, UnreadableFileError):
+                # The view stays as it is. Whether a lost log ends the run is not its business:
+                # the hub notices by itself.
+                return
             if has_read:
                 continue
             if feed.is_closed and self._next_seq >= feed.next_seq:

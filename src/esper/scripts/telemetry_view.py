@@ -34,7 +34,15 @@ def run_serve(arguments: Namespace) -> int:
         anyio.run(_serve, run_directory_at(arguments.run), address, arguments.token)
     except KeyboardInterrupt:
         print(file=sys.stderr)  # the shell's prompt goes below the ^C
+    except BaseExceptionGroup as group:
+        raise _only_error(group) from None
     return ExitCode.INTERRUPTED
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that ended the tasks; the others were only cancelled by it."""
+    first = group.exceptions[0]
+    return _only_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _serve(run_dir: Path, address: ServerAddress, token: str | None) -> None:

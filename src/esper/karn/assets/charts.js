@@ -212,7 +212,7 @@ export function drawWorth(detail) {
   const colors = theme();
   const slots = [...new Set([...Object.keys(detail.contributions_pp), ...Object.keys(detail.shapley_pp)])].sort();
   const bars = (values, name, color, shape) => ({
-    type: "bar", name, x: slots, y: slots.map((slot) => values[slot] ?? null), marker: { color, pattern: { shape, fgcolor: colors.panel, fillmode: "overlay", size: 6, solidity: 0.3 } },
+    type: "bar", name, x: slots.map(plain), y: slots.map((slot) => values[slot] ?? null), marker: { color, pattern: { shape, fgcolor: colors.panel, fillmode: "overlay", size: 6, solidity: 0.3 } },
     text: slots.map((slot) => (isMissing(values[slot]) ? "" : signed(values[slot]))), textposition: "outside", cliponaxis: false, hovertemplate: `${name} %{y:.2f} pp<extra></extra>`,
   });
   const traces = [bars(detail.contributions_pp, "leave one out", colors.accent, "")];

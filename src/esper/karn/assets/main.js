@@ -160,8 +160,9 @@ function startReport(report) {
   byId("panel-log").remove();
   byId("panel-bus").classList.replace("third", "wide");
   store.isReport = true;
+  const changed = store.take(report.view);
   store.details = report.details;
-  show(store.take(report.view));
+  show(changed);
   showManifest(report.manifest);
   byId("baseline").textContent = report.baseline ?? "";
   drawStale();

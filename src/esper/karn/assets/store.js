@@ -15,6 +15,8 @@ export class Store {
   // Merges a patch and returns the names of the sections that changed.
   take(patch) {
     const changed = new Set(["progress", "verdict"]);
+    // Everything anew, perhaps of another run: the details seen so far are of no use any more.
+    if (patch.thresholds) this.details = {};
     for (const name of patch.replaced ?? []) {
       this.view[name] = {};
       changed.add(name);
