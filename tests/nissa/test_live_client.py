@@ -98,6 +98,16 @@ def test_lost_connection_is_taken_up_where_it_was_lost() -> None:
     assert items[3:] == [event(7)]
 
 
+def test_server_that_stops_after_the_last_event_ends_the_tail() -> None:
+    last = b'{"event_type":"RUN_FINISHED","seq":5}'
+
+    def stop(connection: ServerConnection, _: Subscription) -> None:
+        send(connection, last)
+        connection.close(1001, "server stops")
+
+    assert tail(FakeServer(stop)) == [last]
+
+
 def test_connection_lost_before_any_event_goes_on_after_the_hello() -> None:
     def lose(connection: ServerConnection, _: Subscription) -> None:
         connection.close(1011, "log unreadable")

@@ -7,7 +7,15 @@ import msgspec
 
 from esper.leyline.stages import TRANSITIONS, Gate, Stage, next_stage
 
-__all__ = ["FACT_TYPES", "Fact", "FactData", "add_terms", "read_fact"]
+__all__ = [
+    "FACT_TYPES",
+    "LINK_TYPE",
+    "Fact",
+    "FactData",
+    "add_link",
+    "add_terms",
+    "read_fact",
+]
 
 
 class FactData(msgspec.Struct, gc=False, frozen=True):
@@ -53,6 +61,14 @@ FACT_TYPES: Final = frozenset(
 )
 """Types that are read closely; the many events per step are not among them."""
 
+LINK_TYPE: Final = b"MORPHOLOGY_CAUSAL_LOG"
+
+_LINK_START: Final = b'"data":{"phase":"'
+_PHASES: Final = (
+    *("proposal", "verdict", "mutation", "dispatch", "commit", "fossilization"),
+    *("rollback", "cooldown", "audit"),
+)
+_LINK_TERMS: Final = {phase.encode(): f"causal {phase}" for phase in _PHASES}
 _DECODER: Final = msgspec.json.Decoder(Fact)
 
 _GATED_STAGES: Final = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -76,18 +92,39 @@ def read_fact(line: bytes) -> Fact | None:
         return None
 
 
+def add_link(terms: Counter[str], line: bytes) -> bool:
+    """Add a line of the causal log as our writer writes it; False when it must be read as a fact.
+
+    Links are a quarter of a log, and the phase is the first field of their payload: a quote inside
+    a JSON string is escaped, so that the first match is the payload itself.
+    """
+    start = line.find(_LINK_START)
+    if start < 0:
+        return False
+    start += len(_LINK_START)
+    phase = line[start : line.find(b'"', start)]
+    term = _LINK_TERMS.get(phase)
+    if term is None:
+        return False
+    terms[term] += 1
+    if phase == b"verdict" and b'"approved":true' in line:
+        terms["causal approved verdict"] += 1
+    return True
+
+
 def add_terms(terms: Counter[str], fact: Fact) -> None:
     """Add what this event means for the equations."""
     data = fact.data
     match fact.event_type:
+        case "MORPHOLOGY_CAUSAL_LOG":
+            terms[f"causal {data.phase}"] += 1
+            if data.approved and data.phase == "verdict":
+                terms["causal approved verdict"] += 1
         case "SEED_STAGE_CHANGED":
             terms[f"stage changes to {data.to_stage}"] += 1
             terms["gated stage changes"] += (data.from_stage, data.to_stage) in GATED_EDGES
         case "SEED_GATE_EVALUATED":
             terms["passed gate evaluations"] += bool(data.passed) and data.gate != _UNCOUNTED_GATE
-        case "MORPHOLOGY_CAUSAL_LOG":
-            terms[f"causal {data.phase}"] += 1
-            terms["causal approved verdict"] += data.phase == "verdict" and bool(data.approved)
         case "BATCH_STATS":
             terms["seeds germinated by round"] += data.seeds_germinated or 0
             terms["skipped updates"] += data.update_performed is False

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,8 @@ __all__ = [
     "split_lines",
 ]
 
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 128 << 10
+"""Small enough for a chunk, its lines and what is made of them to stay in a core's cache."""
 MAX_LINE_BYTES: Final = 16 << 20
 """A longer line is cut here, which makes it a bad line instead of a memory problem."""
 STDIN: Final = Path("-")
@@ -103,11 +105,11 @@ def _open_raw(path: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def _open_zstd(stream: BinaryIO) -> BinaryIO:
-    # Most logs are plain, and Python has zstd of its own from 3.14 on.
+    # Python has zstd of its own from 3.14 on.
     if sys.version_info >= (3, 14):
-        from compression import zstd
+        from compression import zstd  # most logs are plain
     else:
-        from backports import zstd
+        from backports import zstd  # most logs are plain
     return cast(BinaryIO, zstd.ZstdFile(stream))
 
 
@@ -119,26 +121,63 @@ def read_chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[
         start: offset of the first line to read; plain files only.
         end: offset just after the last one.
     """
-    with _open_log(path) as stream:
-        if start:
-            stream.seek(start)
-        left = None if end is None else end - start
-        tail = b""
-        for block in _read_blocks(path, stream, left):
-            cut = block.rfind(b"\n") + 1
-            if cut:
-                yield tail + block[:cut]
-                tail = block[cut:]
-            elif len(tail) < MAX_LINE_BYTES:
-                tail += block
-        if tail:
-            yield tail
+    if path != STDIN and path.is_file() and not is_compressed(path):
+        with _open_raw(path) as raw:
+            yield from _read_plain(path, raw.fileno(), start, end)
+    else:
+        with _open_log(path) as stream:
+            yield from _read_stream(path, stream)
 
 
-def _read_blocks(path: Path, stream: BinaryIO, left: int | None) -> Iterator[bytes]:
-    while left is None or left > 0:
+def _read_plain(path: Path, fd: int, offset: int, end: int | None) -> Iterator[bytes]:
+    """Read a file by offsets: what follows the last newline of a block is read once more."""
+    size = CHUNK_BYTES
+    while True:
+        left = size if end is None else min(size, end - offset)
         try:
-            block = stream.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+            block = os.pread(fd, left, offset)
+        except OSError as error:
+            raise UnreadableFileError(path, f"cannot be read: {error.strerror}") from None
+        if not block:
+            return
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield block[:cut]
+            offset, size = offset + cut, CHUNK_BYTES
+        elif len(block) == size < MAX_LINE_BYTES:
+            size *= 2  # a line longer than a chunk
+        else:
+            yield block  # the last line, or as much of an endless one as is bearable
+            offset = _after_newline(fd, offset + len(block))
+
+
+def _after_newline(fd: int, offset: int) -> int:
+    """Return where the next line starts, or the end of the file."""
+    while block := os.pread(fd, CHUNK_BYTES, offset):
+        place = block.find(b"\n")
+        if place >= 0:
+            return offset + place + 1
+        offset += len(block)
+    return offset
+
+
+def _read_stream(path: Path, stream: BinaryIO) -> Iterator[bytes]:
+    tail = b""
+    for block in _read_blocks(path, stream):
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield tail + block[:cut]
+            tail = block[cut:]
+        elif len(tail) < MAX_LINE_BYTES:
+            tail += block
+    if tail:
+        yield tail
+
+
+def _read_blocks(path: Path, stream: BinaryIO) -> Iterator[bytes]:
+    while True:
+        try:
+            block = stream.read(CHUNK_BYTES)
         except OSError as error:
             reason = error.strerror or str(error)
             raise UnreadableFileError(path, f"cannot be read: {reason}") from None
@@ -151,8 +190,6 @@ def _read_blocks(path: Path, stream: BinaryIO, left: int | None) -> Iterator[byt
             raise UnreadableFileError(path, f"damaged zstd data: {error}") from None
         if not block:
             return
-        if left is not None:
-            left -= len(block)
         yield block
 
 

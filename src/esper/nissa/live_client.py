@@ -67,6 +67,8 @@ class LiveTail:
         self._run_id: str | None = None
         self._next_seq: int | None = subscription.since
         """Where to go on after an interruption."""
+        self._has_seen_end = False
+        """RUN_FINISHED has come, so that a closing server is no interruption."""
 
     def items(self) -> Iterator[TailItem]:
         """Yield events, gaps and notices; ends when the server says that the run has ended."""
@@ -78,6 +80,8 @@ class LiveTail:
                     yield from self._receive(connection)
                     return
             except ConnectionClosed as error:
+                if self._has_seen_end:
+                    return
                 reason = "the connection was lost" if error.rcvd is None else error.rcvd.reason
             except (OSError, WebSocketException) as error:
                 self._refuse_if_hopeless(error)
@@ -136,6 +140,7 @@ class LiveTail:
             head = msgspec.json.decode(line, type=_Head)
             if head.event_type is not None:
                 self._next_seq = None if head.seq is None else head.seq + 1
+                self._has_seen_end = head.event_type == "RUN_FINISHED"
                 yield line
                 return
             message = msgspec.json.decode(line, type=ServerMessage)

@@ -62,9 +62,9 @@ class OrderWatch:
         """Take note of a RUN_FINISHED, the `num_events`th event of its log."""
         self._finish = _Finish(line, num_events)
 
-    def see_step(self, event_type: str, scope: bytes, line: int) -> None:
+    def see_step(self, event_type: bytes, scope: bytes, line: int) -> None:
         """Take note of an EPOCH_COMPLETED or LAST_ACTION; `scope` names its env and step."""
-        if event_type == "EPOCH_COMPLETED":
+        if event_type == b"EPOCH_COMPLETED":
             self._open_steps.add(scope)
         elif scope in self._open_steps:
             self._open_steps.discard(scope)

@@ -3,10 +3,9 @@
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, cast
 
 import msgspec
 
@@ -14,7 +13,7 @@ from esper.leyline.baselines import RunProfile
 from esper.leyline.errors import EventDecodeError
 from esper.leyline.payloads import TrainingStarted
 from esper.leyline.telemetry import EventType, decode_event
-from esper.nissa.facts import FACT_TYPES, add_terms, read_fact
+from esper.nissa.facts import FACT_TYPES, LINK_TYPE, add_link, add_terms, read_fact
 from esper.nissa.lines import read_chunks, split_lines
 from esper.nissa.normalizing import (
     ENVELOPE,
@@ -31,8 +30,17 @@ __all__ = ["BLOCK_LINES", "Scan", "ScanTask", "scan_log"]
 BLOCK_LINES: Final = 4096
 """Lines per digest: where two logs part is found by digests first, then within one block."""
 
-_STEP_TYPES: Final = frozenset({"EPOCH_COMPLETED", "LAST_ACTION"})
-_CLOSE_TYPES: Final = FACT_TYPES | {"TRAINING_STARTED"}
+_STEP_TYPES: Final = frozenset({b"EPOCH_COMPLETED", b"LAST_ACTION"})
+_CLOSE_TYPES: Final = frozenset(name.encode() for name in (*FACT_TYPES, "TRAINING_STARTED"))
+_MASKS: Final = {
+    name.encode(): None if name in ENVIRONMENT_TYPES else mask
+    for name in EventType
+    if (mask := volatile_mask(name)) is not None or name in ENVIRONMENT_TYPES
+}
+"""Types whose payload is compared in part, or (None) not at all; others are compared whole."""
+
+_match_envelope: Final = ENVELOPE.match
+
 _MAX_KEY_SETS: Final = 64
 """Per type; a foreign log whose keys never repeat must not fill the memory."""
 
@@ -68,36 +76,12 @@ def scan_log(task: ScanTask) -> Scan:
     return scanner.finish()
 
 
-class _Treatment(NamedTuple):
-    """What the scan does with events of one type besides counting them."""
-
-    event_type: str
-    is_step: bool
-    is_close: bool
-    is_environment: bool
-    mask: Callable[[bytes], bytes] | None
-
-
-_TREATMENTS: Final = {
-    name.encode(): _Treatment(
-        event_type=name,
-        is_step=name in _STEP_TYPES,
-        is_close=name in _CLOSE_TYPES,
-        is_environment=name in ENVIRONMENT_TYPES,
-        mask=volatile_mask(name),
-    )
-    for name in EventType
-}
-
-
 @dataclass(eq=False, slots=True)
 class _Scanner:
     """Everything that is gathered while a log goes by."""
 
     with_keys: bool
     raw_counts: Counter[bytes] = field(default_factory=Counter)
-    raw_types: list[bytes] = field(default_factory=list)
-    """Types of the chunk under way, in order."""
     terms: Counter[str] = field(default_factory=Counter)
     key_sets: defaultdict[str, set[tuple[str, ...]]] = field(
         default_factory=lambda: defaultdict(set)
@@ -106,6 +90,8 @@ class _Scanner:
     started: TrainingStarted | None = None
     status: str | None = None
     num_lines: int = 0
+    num_events: int = 0
+    """Lines that are not blank."""
     num_bad_lines: int = 0
     blocks: list[str] = field(default_factory=list)
     forms: list[bytes] = field(default_factory=list)
@@ -113,72 +99,79 @@ class _Scanner:
 
     def feed(self, lines: list[bytes]) -> None:
         """Take in the next lines."""
-        match_envelope = ENVELOPE.match
-        for number, line in enumerate(lines, self.num_lines + 1):
-            match = match_envelope(line)
-            if match is None or not line.endswith(b"}"):
-                self._feed_odd(line, number)
-            else:
-                self._feed_canonical(line, match, number)
-        self.raw_counts.update(self.raw_types)
-        self.raw_types.clear()
+        first = self.num_lines + 1
+        matches = list(map(_match_envelope, lines))
+        if None in matches or not all(line.endswith(b"}") for line in lines):
+            for number, (line, match) in enumerate(zip(lines, matches, strict=True), first):
+                if match is None or not line.endswith(b"}"):
+                    self._feed_odd(line, number)
+                else:
+                    self._feed_canonical([line], [match], number)
+        else:
+            self._feed_canonical(lines, cast(list[re.Match[bytes]], matches), first)
         self.num_lines += len(lines)
         if self.with_keys:
             self._add_keys(lines)
         while len(self.forms) >= BLOCK_LINES:
             self._close_block()
 
-    def _feed_canonical(self, line: bytes, match: re.Match[bytes], number: int) -> None:
-        """Take in a line as our writer writes it: the hot path, one call per event."""
-        raw_type = match[1]
-        rest = line[match.end() :]
-        self.raw_types.append(raw_type)
-        treatment = _TREATMENTS.get(raw_type)
-        if treatment is not None:
-            if treatment.is_step:
-                scope = rest[: rest.find(b',"severity"')]
-                self.order.see_step(treatment.event_type, scope, number)
-            elif treatment.is_close:
-                self._look_closely(treatment.event_type, line, number)
-            if treatment.is_environment:
-                return
-            if treatment.mask is not None:
-                rest = treatment.mask(rest)
-        self.forms.append(raw_type + rest)
+    def _feed_canonical(
+        self, lines: list[bytes], matches: list[re.Match[bytes]], first: int
+    ) -> None:
+        """Take in lines as our writer writes them: the hot path, done in bulk where it can be."""
+        types = [match[1] for match in matches]
+        forms: list[bytes | None] = [
+            raw_type + line[match.end() :]
+            for raw_type, line, match in zip(types, lines, matches, strict=True)
+        ]
+        see_step = self.order.see_step
+        for index, raw_type in enumerate(types):
+            if raw_type in _STEP_TYPES:
+                line, start = lines[index], matches[index].end()
+                see_step(raw_type, line[start : line.find(b',"severity"', start)], first + index)
+            elif raw_type == LINK_TYPE and add_link(self.terms, lines[index]):
+                continue
+            elif raw_type in _CLOSE_TYPES:
+                self._look_closely(lines[index], first + index, self.num_events + index + 1)
+            if raw_type in _MASKS:
+                mask, form = _MASKS[raw_type], forms[index]
+                forms[index] = None if mask is None or form is None else mask(form)
+        self.raw_counts.update(types)
+        self.num_events += len(types)
+        self.forms += [form for form in forms if form is not None]
 
     def _feed_odd(self, line: bytes, number: int) -> None:
         """Take in a line that our writer would not have written like this."""
         if not line.strip():
             return
         canonical = canonical_line(line)
-        match = None if canonical is None else ENVELOPE.match(canonical)
+        match = None if canonical is None else _match_envelope(canonical)
         if canonical is not None and match is not None:
-            self._feed_canonical(canonical, match, number)
+            self._feed_canonical([canonical], [match], number)
             return
+        self.num_events += 1
         head = foreign_head(line)
         if head is None:
             self.num_bad_lines += 1
         else:
-            self.raw_types.append(head.event_type.encode(errors="replace"))
+            self.raw_counts[head.event_type.encode(errors="replace")] += 1
         form = normal_form(line)
         if form is not None:
             self.forms.append(form)
 
-    def _look_closely(self, event_type: str, line: bytes, number: int) -> None:
-        if event_type == "TRAINING_STARTED":
-            self.started = self.started or _read_started(line)
-            self.order.see_start(number, self._num_events())
-            return
+    def _look_closely(self, line: bytes, number: int, event_number: int) -> None:
         fact = read_fact(line)
-        if fact is not None:
-            add_terms(self.terms, fact)
-            self.order.see_fact(fact, number)
-            if event_type == "RUN_FINISHED":
-                self.status = fact.data.status
-                self.order.see_finish(number, self._num_events())
-
-    def _num_events(self) -> int:
-        return self.raw_counts.total() + len(self.raw_types) + self.num_bad_lines
+        if fact is None:
+            return
+        if fact.event_type == "TRAINING_STARTED":
+            self.started = self.started or _read_started(line)
+            self.order.see_start(number, event_number)
+            return
+        add_terms(self.terms, fact)
+        self.order.see_fact(fact, number)
+        if fact.event_type == "RUN_FINISHED":
+            self.status = fact.data.status
+            self.order.see_finish(number, event_number)
 
     def _add_keys(self, lines: list[bytes]) -> None:
         try:
@@ -207,7 +200,7 @@ class _Scanner:
 
     def finish(self) -> Scan:
         """Return what was gathered; the log ends here."""
-        self.order.end(self._num_events())
+        self.order.end(self.num_events)
         if self.forms:
             self._close_block()
         profile = RunProfile(

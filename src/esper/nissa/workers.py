@@ -4,36 +4,47 @@ msgspec holds the interpreter's lock while it decodes, so only processes use a s
 child with two pipes starts sooner and weighs less than a multiprocessing pool.
 """
 
+import gc
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from esper.leyline.errors import ContractError, UsageError
 from esper.nissa.counting import CountTask, Tally, count_part
-from esper.nissa.scanning import Scan, ScanTask, scan_log
 
-__all__ = ["run_tasks"]
+if TYPE_CHECKING:
+    from esper.nissa.scanning import Scan, ScanTask
 
-Result = TypeVar("Result", Tally, Scan)
+__all__ = ["run_tasks", "started"]
+
+Result = TypeVar("Result", "Tally", "Scan")
 
 _REFUSED: Final = 2
 
 
-def run_tasks(tasks: Sequence[CountTask | ScanTask], result: type[Result]) -> list[Result]:
-    """Carry out every task in a process of its own and return their results in order."""
-    children = [_start(task) for task in tasks]
-    try:
-        return [_finish(child, result) for child in children]
-    finally:
-        for child in children:
+@contextmanager
+def started(task: "CountTask | ScanTask", result: type[Result]) -> Iterator[Callable[[], Result]]:
+    """Start a task in a process of its own; what is yielded waits for its result."""
+    with _start(task) as child:
+        try:
+            yield partial(_finish, child, result)
+        finally:
             child.kill()
-            child.wait()
 
 
-def _start(task: CountTask | ScanTask) -> subprocess.Popen[bytes]:
+def run_tasks(tasks: "Sequence[CountTask | ScanTask]", result: type[Result]) -> list[Result]:
+    """Carry out every task in a process of its own and return their results in order."""
+    with ExitStack() as stack:
+        waits = [stack.enter_context(started(task, result)) for task in tasks]
+        return [wait() for wait in waits]
+
+
+def _start(task: "CountTask | ScanTask") -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "esper.nissa.workers", msgspec.json.encode(task).decode()]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
 
@@ -48,9 +59,8 @@ def _finish(child: subprocess.Popen[bytes], result: type[Result]) -> Result:
 
 
 def _work(text: str) -> int:
-    task: CountTask | ScanTask = msgspec.json.decode(text, type=CountTask | ScanTask)
     try:
-        result = count_part(task) if isinstance(task, CountTask) else scan_log(task)
+        result = _carry_out(text)
     except UsageError as error:
         sys.stdout.write(str(error))
         return _REFUSED
@@ -58,5 +68,19 @@ def _work(text: str) -> int:
     return 0
 
 
+def _carry_out(text: str) -> "Tally | Scan":
+    if CountTask.__struct_config__.tag == msgspec.json.decode(text, type=_Tag).type:
+        return count_part(msgspec.json.decode(text, type=CountTask))
+    # The event table that a scan needs would double the memory of a count.
+    from esper.nissa.scanning import ScanTask, scan_log
+
+    return scan_log(msgspec.json.decode(text, type=ScanTask))
+
+
+class _Tag(msgspec.Struct):
+    type: str
+
+
 if __name__ == "__main__":
+    gc.disable()  # readers make no cycles, and looking for some costs a tenth of the time
     sys.exit(_work(sys.argv[1]))
