@@ -47,7 +47,6 @@ class _Episode:
     accuracies: deque[float | None] = field(
         default_factory=lambda: deque(maxlen=LIMITS.max_history)
     )
-    losses: deque[float | None] = field(default_factory=lambda: deque(maxlen=LIMITS.max_history))
     rewards: deque[float | None] = field(default_factory=lambda: deque(maxlen=LIMITS.max_history))
     total_reward: float | None = None
     slots: dict[str, SlotView] = field(default_factory=dict)
@@ -92,7 +91,6 @@ class EnvTrack:
         now.loss = data.val_loss
         now.steps.append(step)
         now.accuracies.append(data.val_accuracy_pct)
-        now.losses.append(data.val_loss)
         now.rewards.append(None)
         accuracy = data.val_accuracy_pct
         if accuracy is not None and accuracy > (now.best_accuracy_pct or float("-inf")):
@@ -267,7 +265,6 @@ class EnvTrack:
             episode_id=now.episode_id,
             steps=tuple(now.steps),
             accuracies_pct=tuple(now.accuracies),
-            losses=tuple(now.losses),
             rewards=tuple(now.rewards),
             lanes={slot: tuple(map(_segment_view, lane)) for slot, lane in now.lanes.items()},
             contributions_pp={

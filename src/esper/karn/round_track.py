@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -12,28 +13,24 @@ from esper.leyline import payloads
 
 __all__ = ["RoundTrack", "StepTrack"]
 
+T = TypeVar("T")
+
 
 @dataclass(eq=False, slots=True)
 class RoundTrack:
-    """One row per round; with too many, every second one goes and the newest stays."""
+    """One row per round; with too many, the older half is thinned."""
 
     marks: Marks = field(default_factory=Marks)
     rows: dict[int, RoundView] = field(default_factory=dict)
-    num_seen: int = 0
     best_mean_pct: float | None = None
     """Best round mean ever, thinned rounds included."""
 
     def _update(self, round_index: int, version: int, **changes: object) -> None:
         if round_index not in self.rows:
-            self.num_seen += 1
             self.rows[round_index] = RoundView(round=round_index)
         self.rows[round_index] = msgspec.structs.replace(self.rows[round_index], **changes)
         self.marks.touch(round_index, version)
-        if len(self.rows) > LIMITS.max_rounds:
-            dropped = list(self.rows)[1:-1:2]
-            for key in dropped:
-                del self.rows[key]
-            self.marks.drop(dropped, version)
+        _thin(self.rows, self.marks, version)
 
     def note_batch(self, index: int, data: payloads.BatchEpochCompleted, version: int) -> None:
         """Take accuracies and rewards over the envs."""
@@ -145,11 +142,16 @@ class StepTrack:
             high_accuracy_pct=max(row.high_accuracy_pct, accuracy_pct) if row else accuracy_pct,
         )
         self.marks.touch(step, version)
-        if len(self.rows) > LIMITS.max_rounds:
-            dropped = list(self.rows)[1:-1:2]
-            for key in dropped:
-                del self.rows[key]
-            self.marks.drop(dropped, version)
+        _thin(self.rows, self.marks, version)
+
+
+def _thin(rows: dict[int, T], marks: Marks, version: int) -> None:
+    """Drop every second row of the older half when there are too many; recent ones stay whole."""
+    if len(rows) > LIMITS.max_rounds:
+        dropped = list(rows)[1 : LIMITS.max_rounds // 2 : 2]
+        for key in dropped:
+            del rows[key]
+        marks.drop(dropped, version)
 
 
 def _measured(values: Sequence[float | None]) -> list[float]:
@@ -178,7 +180,6 @@ def _policy_view(data: payloads.PPOUpdateCompleted) -> PolicyView:
                 entropy=head.entropy,
                 learnable_fraction=head.learnable_fraction,
                 gradient_norm=head.gradient_norm,
-                clip_fraction=head.clip_fraction,
             )
             for name, head in data.heads.items()
         },

@@ -24,7 +24,6 @@ class _Life:
     slot_id: str
     blueprint: str
     num_params: int
-    germinated_step: int
     last_step: int
     stages: list[tuple[str, int]]
     fate: str = "growing"
@@ -54,7 +53,6 @@ class SeedTrack:
             slot_id=data.slot_id,
             blueprint=data.blueprint,
             num_params=data.num_params,
-            germinated_step=step,
             last_step=step,
             stages=[(Stage.GERMINATED.name, step)],
         )
@@ -129,7 +127,6 @@ class SeedTrack:
             slot_id=life.slot_id,
             blueprint=life.blueprint,
             num_params=life.num_params,
-            germinated_step=life.germinated_step,
             stages=tuple(life.stages),
             last_step=life.last_step,
             fate=life.fate,

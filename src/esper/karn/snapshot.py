@@ -117,7 +117,7 @@ class HeadView(_View, frozen=True, kw_only=True):
     entropy: Measured
     learnable_fraction: Measured
     gradient_norm: Measured
-    clip_fraction: Measured
+    """None when no gradient reached the head, which is not 0."""
 
 
 class PolicyView(_View, frozen=True, kw_only=True):
@@ -166,7 +166,6 @@ class RoundView(_View, frozen=True, kw_only=True):
     num_pruned: int | None = None
     is_update_performed: bool | None = None
     skip_reason: str | None = None
-    mean_components: dict[str, float] | None = None
     actions: ActionMix | None = None
     policy: PolicyView | None = None
     env_steps_per_s: Measured = None
@@ -279,7 +278,6 @@ class EnvDetail(_View, frozen=True, kw_only=True):
     episode_id: int | None
     steps: tuple[int, ...]
     accuracies_pct: tuple[Measured, ...]
-    losses: tuple[Measured, ...]
     rewards: tuple[Measured, ...]
     lanes: dict[str, tuple[SegmentView, ...]]
     """The swim-lane of every slot."""
@@ -304,10 +302,9 @@ class SeedView(_View, frozen=True, kw_only=True):
     round: int
     slot_id: str
     blueprint: str
-    num_params: int | None
-    germinated_step: int
+    num_params: int
     stages: tuple[tuple[str, int], ...]
-    """Each stage with the step it began in."""
+    """Each stage with the step it began in, from germination on."""
     last_step: int
     fate: str
     """`growing`, `fossilized`, `pruned` or `ended` with its episode."""

@@ -75,13 +75,6 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
         is_low_bad=True,
         meaning="this head has nearly stopped exploring",
     ),
-    "gradient_health": Threshold(
-        label="seed gradient health",
-        watch=0.7,
-        act=0.3,
-        is_low_bad=True,
-        meaning="the seed hardly gets a usable gradient",
-    ),
     "drop_from_best": Threshold(
         label="drop from best",
         watch=3.0,
@@ -102,12 +95,6 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
         unit="s",
         meaning="no event has arrived for longer than this run's usual pause",
     ),
-    "memory": Threshold(
-        label="device memory",
-        watch=0.85,
-        act=0.95,
-        meaning="the device is nearly full",
-    ),
 }
 """Every threshold that a view colours or ranks by."""
 
@@ -116,7 +103,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a run the view model keeps."""
 
     max_rounds: int = 512
-    """Rounds beyond that are thinned evenly; the newest is always there."""
+    """Beyond that the older half is thinned; the first and the newest are always there."""
     max_seeds: int = 512
     max_alarms: int = 64
     max_history: int = 256

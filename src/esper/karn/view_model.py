@@ -208,9 +208,6 @@ class ViewModel:
     def _on_update(self, event: Event, data: payloads.PPOUpdateCompleted) -> None:
         self._rounds.note_update(event.round or 0, data, self.version)
 
-    def _on_rewards(self, event: Event, data: payloads.RewardSummary) -> None:
-        self._rounds.note_rewards(event.round or 0, data, self.version)
-
     def _on_throughput(self, event: Event, data: payloads.Throughput) -> None:
         self._rounds.note_throughput(event.round or 0, data, self.version)
 
@@ -389,7 +386,6 @@ _HANDLERS: Final[Mapping[type[Payload], _Handler]] = {
     payloads.BatchStats: ViewModel._on_stats,
     payloads.ActionDistribution: ViewModel._on_actions,
     payloads.PPOUpdateCompleted: ViewModel._on_update,
-    payloads.RewardSummary: ViewModel._on_rewards,
     payloads.Throughput: ViewModel._on_throughput,
     payloads.ScoreboardUpdated: ViewModel._on_scoreboard,
     payloads.PhaseProfileCompleted: ViewModel._on_profile,

@@ -66,7 +66,7 @@ function series(id, rows, x, names, { color, fill, unit, axisTitle, subject }) {
   const mean = rows.map((row) => row[names.mean]);
   const traces = [
     ...band(xs, rows.map((row) => row[names.low]), rows.map((row) => row[names.high]), colors[fill]),
-    { x: xs, y: mean, mode: lineMode(xs.length), type: "scatter", name: "mean", connectgaps: false, line: { color: colors[color], width: 2 }, marker: { size: 5 }, hovertemplate: `%{y:.2f}${unit}<extra></extra>` },
+    { x: xs, y: mean, mode: lineMode(xs.length), type: "scatter", name: "mean", connectgaps: false, line: { color: colors[color], width: 2 }, marker: { size: 5 }, customdata: rows.map(events), hovertemplate: `%{y:.2f}${unit}%{customdata}<extra></extra>` },
   ];
   if (names.rolling) {
     traces.push({ x: xs, y: rows.map((row) => row[names.rolling]), mode: "lines", type: "scatter", name: "rolling", line: { color: colors.muted, width: 1, dash: "dot" }, hovertemplate: `rolling %{y:.2f}${unit}<extra></extra>` });
@@ -76,6 +76,12 @@ function series(id, rows, x, names, { color, fill, unit, axisTitle, subject }) {
     ? `${subject}: ${number(last[names.mean])}${unit} in ${x} ${last[x]}, from ${number(last[names.low])} to ${number(last[names.high])} over envs`
     : `${subject}: nothing measured yet`;
   draw(id, traces, layout(colors, { xaxis: { title: { text: x }, rangemode: "tozero", tickformat: "d" }, yaxis: { title: { text: axisTitle } } }), words);
+}
+
+// What happened in a round, for those who hover over it; steps have none of it.
+function events(row) {
+  const parts = [[row.num_fossilized, "kept"], [row.num_pruned, "pruned"], [row.num_rollbacks, "rollbacks"], [row.num_failed, "envs failed"]];
+  return parts.filter(([count]) => count).map(([count, what]) => `<br>${count} ${what}`).join("");
 }
 
 export function drawRounds(rows) {
@@ -155,7 +161,7 @@ export function drawSeeds(seeds, numSteps) {
       rows.x.push(width);
       rows.base.push(first);
       rows.text.push(width >= 2 ? STAGES[stage] : "");
-      rows.custom.push([first, end, isMissing(seed.contribution_pp) ? "worth not measured" : `worth ${signed(seed.contribution_pp)} pp`, seed.fate + (seed.reason ? `, ${plain(seed.reason)}` : "")]);
+      rows.custom.push([first, end, isMissing(seed.contribution_pp) ? "worth not measured" : `worth ${signed(seed.contribution_pp)} pp, ${compact(seed.num_params)} parameters`, seed.fate + (seed.reason ? `, ${plain(seed.reason)}` : "")]);
     });
   });
   const colors = theme();

@@ -124,7 +124,7 @@ export class EnvPanel {
 }
 
 function emptyDetail(envId) {
-  return { env_id: envId, steps: [], accuracies_pct: [], losses: [], rewards: [], lanes: {}, contributions_pp: {}, shapley_pp: {}, coalitions: [], reward_components: {}, actions: [] };
+  return { env_id: envId, steps: [], accuracies_pct: [], rewards: [], lanes: {}, contributions_pp: {}, shapley_pp: {}, coalitions: [], reward_components: {}, actions: [] };
 }
 
 function lastAction(action) {
@@ -138,7 +138,10 @@ function slotChip(slot) {
   const bar = el("i", { class: slot.stage.toLowerCase() });
   bar.style.width = `${Math.max(8, 100 * (slot.alpha ?? 0))}%`;
   const alpha = isMissing(slot.alpha) ? "alpha not known" : `alpha ${slot.alpha.toFixed(2)}`;
-  return el("span", { class: "slot", title: `${slot.slot_id}: ${slot.stage.toLowerCase()} ${slot.blueprint ?? ""}, ${alpha}` }, name, bar);
+  const health = isMissing(slot.gradient_health) ? "" : `, gradient health ${slot.gradient_health.toFixed(2)}`;
+  const steps = isMissing(slot.steps_in_stage) ? "" : ` for ${slot.steps_in_stage} steps`;
+  const title = `${slot.slot_id}: ${slot.blueprint ?? "seed"}, ${slot.stage.toLowerCase()}${steps}, ${alpha}${health}`;
+  return el("span", { class: "slot", title }, name, bar);
 }
 
 function showFacts(env) {
@@ -149,6 +152,7 @@ function showFacts(env) {
     ["Reward", isMissing(env.total_reward) ? MISSING : signed(env.total_reward)],
     ["Seeds", `${env.num_germinated} tried, ${env.num_fossilized} kept, ${env.num_pruned} pruned`],
   ];
+  if (env.outcome) rows.push(["Grown to", `×${env.outcome.param_ratio.toFixed(2)} of the host`]);
   if (env.num_rollbacks) rows.push(["Rollbacks", signOf("act", String(env.num_rollbacks))]);
   if (env.failure) rows.push(["Failure", env.failure]);
   if (env.previous) rows.push(["Last episode", `${env.previous.status}, ${number(env.previous.final_accuracy_pct, 1, " %")}`]);
@@ -156,7 +160,8 @@ function showFacts(env) {
 }
 
 function showCoalitions(detail) {
-  const note = detail.unavailable_reason ? `not measured: ${detail.unavailable_reason}` : isMissing(detail.coalitions_step) ? "" : `step ${detail.coalitions_step}`;
+  const alone = isMissing(detail.committed_accuracy_pct) ? "" : `, fossils alone ${number(detail.committed_accuracy_pct)} %`;
+  const note = detail.unavailable_reason ? `not measured: ${detail.unavailable_reason}` : isMissing(detail.coalitions_step) ? "" : `step ${detail.coalitions_step}${alone}`;
   byId("coalitions-step").textContent = note;
   const rows = [...detail.coalitions].sort((one, other) => (other.accuracy_pct ?? -1) - (one.accuracy_pct ?? -1));
   table(byId("coalitions"), ["seeds on", "accuracy, %"], rows.map((row) => [row.seeds_on.join(" + ") || "host alone", number(row.accuracy_pct)]));

@@ -29,6 +29,7 @@ export function showProgress(progress) {
     ["Pace", isMissing(progress.steps_per_s) ? MISSING : `${compact(progress.steps_per_s)} env steps/s`],
     ["Accuracy now", number(progress.accuracy_pct, 1, " %")],
     ["Best round", number(progress.best_accuracy_pct, 1, " %")],
+    ["Episodes", isMissing(progress.episodes_completed) ? MISSING : String(progress.episodes_completed)],
     ["Checkpoint", isMissing(progress.last_checkpoint_round) ? MISSING : `after ${progress.last_checkpoint_round} rounds`],
   ]);
 }
@@ -67,16 +68,18 @@ export function showHeads(rounds, thresholds) {
   byId("heads-empty").hidden = Boolean(last);
   byId("heads").hidden = !last;
   if (!last) return;
-  table(byId("heads"), ["head", "entropy", "mattered", "over rounds"], Object.entries(last.heads).map(([name, head]) => {
+  table(byId("heads"), ["head", "entropy", "mattered", "gradient", "over rounds"], Object.entries(last.heads).map(([name, head]) => {
     const history = updates.slice(-40).map((row) => row.policy.heads[name]?.entropy ?? null);
     return [name.replaceAll("_", " "), signOf(grade(thresholds, "head_entropy", head.entropy), number(head.entropy)),
-      isMissing(head.learnable_fraction) ? MISSING : `${Math.round(100 * head.learnable_fraction)} %`,
+      isMissing(head.learnable_fraction) ? MISSING : `${Math.round(100 * head.learnable_fraction)} %`, compact(head.gradient_norm),
       sparkline(history, `entropy of ${name} over rounds, now ${number(head.entropy)}`)];
   }));
   facts(byId("policy-facts"), [
     ["Explained variance", number(last.explained_variance) + (last.has_low_return_variance ? " (returns hardly vary)" : "")],
-    ["Entropy", number(last.entropy)], ["Update", `${compact(last.update_ms)} ms`], ["Optimizer steps", String(last.num_optimizer_steps)],
-    ["KL stop", isMissing(last.kl_stop_epoch) ? "none" : `epoch ${last.kl_stop_epoch}`],
+    ["Entropy", number(last.entropy)], ["Policy loss", compact(last.policy_loss)], ["Value loss", compact(last.value_loss)],
+    ["Largest ratio", compact(last.ratio_max)], ["Learning rate", compact(last.learning_rate)], ["Entropy weight", compact(last.entropy_coef)],
+    ["Optimizer steps", String(last.num_optimizer_steps)], ["KL stop", isMissing(last.kl_stop_epoch) ? "none" : `epoch ${last.kl_stop_epoch}`],
+    ["Update", rounds.at(-1)?.is_update_performed === false ? signOf("watch", `skipped: ${rounds.at(-1).skip_reason ?? "no reason given"}`) : `${compact(last.update_ms)} ms`],
   ]);
 }
 
@@ -87,7 +90,8 @@ export function showBus(bus, rounds) {
     ["Missing", signOf(bus.num_missed ? "act" : "ok", String(bus.num_missed))],
     ["Unreadable", signOf(bus.num_unreadable ? "act" : "ok", String(bus.num_unreadable))],
     ["Dropped by slow viewers", signOf(bus.num_dropped ? "watch" : "ok", String(bus.num_dropped))],
-    ["Feeder wait, last round", pace ? duration(pace.feeder_wait_s) : MISSING],
+    ["Last round", pace ? duration(pace.duration_s) : MISSING], ["Its pace", pace ? `${compact(pace.env_steps_per_s)} env steps/s` : MISSING],
+    ["Its wait for data", pace ? duration(pace.feeder_wait_s) : MISSING],
   ]);
   table(byId("counts"), ["type", "count"], Object.entries(bus.counts).map(([name, count]) => [name, String(count)]));
 }
@@ -95,6 +99,9 @@ export function showBus(bus, rounds) {
 export function showResources(resources) {
   table(byId("phases"), ["phase", "wall, ms", "cpu, ms"],
     resources.phases.map((phase) => [phase.phase, number(phase.wall_ms, 1), number(phase.cpu_ms, 1)]));
+  byId("memory-part").hidden = resources.allocators.length === 0;
+  table(byId("memory"), ["device", "in use, MiB", "reserved, MiB", "retries", "out of memory"], resources.allocators.map((row) => [
+    row.device, number(row.allocated_bytes / 2 ** 20, 0), number(row.reserved_bytes / 2 ** 20, 0), String(row.num_retries), String(row.num_ooms)]));
 }
 
 export function showRun(run) {
