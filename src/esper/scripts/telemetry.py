@@ -35,6 +35,8 @@ def _build_parser() -> ArgumentParser:
     _add_tail(commands)
     _add_validate(commands)
     _add_query(commands)
+    _add_report(commands)
+    _add_serve(commands)
     schema = commands.add_parser("schema", help="print the JSON Schema of the events")
     schema.set_defaults(command=_print_schema)
     return parser
@@ -150,6 +152,35 @@ def _add_query(commands: "Subparsers") -> None:
     query.set_defaults(command=_query)
 
 
+def _add_report(commands: "Subparsers") -> None:
+    report = commands.add_parser("report", help="write a run as one page that needs no server")
+    report.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
+    report.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="where to (default: report.html)",
+    )
+    report.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="compare with a baseline (default: none)"
+    )
+    report.set_defaults(command=_report)
+
+
+def _add_serve(commands: "Subparsers") -> None:
+    serve = commands.add_parser("serve", help="show a run, finished or growing, in a browser")
+    serve.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
+    serve.add_argument(
+        "--address", metavar="HOST:PORT", help="where to listen (default: 127.0.0.1:8765)"
+    )
+    serve.add_argument(
+        "--token", metavar="TEXT", help="asked of every visitor (default: none, loopback only)"
+    )
+    serve.set_defaults(command=_serve)
+
+
 # Each command loads only what it needs, so that counting a small file starts at once.
 
 
@@ -193,6 +224,18 @@ def _query(arguments: Namespace) -> int:
     from esper.scripts.telemetry_query import run_query  # see above
 
     return run_query(arguments)
+
+
+def _report(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_view import run_report  # see above
+
+    return run_report(arguments)
+
+
+def _serve(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_view import run_serve  # see above
+
+    return run_serve(arguments)
 
 
 def _print_schema(_: Namespace) -> int:
