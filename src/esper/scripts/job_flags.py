@@ -149,6 +149,7 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
             implied=DEFAULT_SERVER_ADDRESS,
         ),
         _flag("--serve-token", "run.serve_token", "what a client must know; needed off loopback"),
+        _many("--serve-origins", "run.serve_origins", "other pages that may connect"),
         _switch("--quiet", "run.quiet", "print nothing but errors"),
     ),
     "profiling": (

@@ -1,6 +1,5 @@
-"""What a finished run says on the terminal, or to a program."""
+"""What a finished run says to a program."""
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,7 +9,7 @@ from esper.leyline.reports import BatchSummary
 if TYPE_CHECKING:
     from esper.simic.training.vectorized import TrainingResult
 
-__all__ = ["RunSummary", "summary_of", "summary_lines"]
+__all__ = ["RunSummary", "summary_of"]
 
 
 class BlueprintRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,54 +76,3 @@ def _round_row(summary: BatchSummary) -> RoundRow:
         fossilized=sum(record.num_fossilized for record in episodes),
         param_ratio=sum(record.param_ratio for record in episodes) / len(episodes),
     )
-
-
-def summary_lines(summary: RunSummary) -> Iterable[str]:
-    """Return the summary as lines of text: rounds, what grew, where the run is."""
-    yield from _table(
-        ("round", "accuracy", "reward", "fossils", "parameters"),
-        [
-            (
-                str(row.round),
-                _number(row.mean_accuracy_pct, " %"),
-                f"{row.mean_reward:.2f}",
-                str(row.fossilized),
-                f"{row.param_ratio:.2f} x host",
-            )
-            for row in summary.rounds
-        ],
-    )
-    yield ""
-    if summary.grown:
-        yield "What grew:"
-        yield from _table(
-            ("blueprint", "germinated", "fossilized", "pruned", "contribution"),
-            [
-                (
-                    row.blueprint,
-                    str(row.germinated),
-                    str(row.fossilized),
-                    str(row.pruned),
-                    _number(row.mean_contribution_pp, " pp"),
-                )
-                for row in summary.grown
-            ],
-        )
-    else:
-        yield "Nothing grew."
-    yield ""
-    yield f"Final accuracy {_number(summary.final_accuracy_pct, ' %')}, best round " + (
-        f"{_number(summary.best_accuracy_pct, ' %')}, {summary.duration_s:.0f} s"
-    )
-    yield f"Run directory: {summary.run_dir}"
-
-
-def _number(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:.1f}{unit}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()

@@ -14,7 +14,7 @@ from esper.leyline.jobs import merge_job
 from esper.leyline.tasks import PRESETS
 from esper.scripts.cli import add_version, run_command
 from esper.scripts.job_flags import add_job_flags, layers_from
-from esper.scripts.summary import summary_lines, summary_of
+from esper.scripts.summary import summary_of
 
 __all__ = ["main"]
 
@@ -62,16 +62,16 @@ def _build_parser() -> ArgumentParser:
 
 def _train(controller: str, arguments: Namespace) -> int:
     # Parsing is over: from here on torch may be loaded.
+    from esper.scripts.watching import build_watcher
     from esper.simic.training import vectorized
     from esper.simic.training.resuming import resolve_job
 
     job, resumed = resolve_job(layers_from(arguments))
-    result = vectorized.run_job(job, command=controller, resumed=resumed)
-    summary = summary_of(result)
+    # With --json, stdout belongs to the program that reads it.
+    watcher = build_watcher(job.run, sys.stderr if arguments.json else sys.stdout)
+    result = vectorized.run_job(job, command=controller, resumed=resumed, companions=[watcher])
     if arguments.json:
-        print(json.dumps(msgspec.to_builtins(summary), indent=2))
-    elif not job.run.quiet:
-        print(*summary_lines(summary), sep="\n")
+        print(json.dumps(msgspec.to_builtins(summary_of(result)), indent=2))
     return ExitCode.OK
 
 
