@@ -2,6 +2,7 @@
 
 import io
 import os
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ __all__ = [
     "SavedCheckpoint",
     "encode_checkpoint",
     "read_checkpoint",
+    "read_tensors",
 ]
 
 CHECKPOINT_VERSION: Final = 1
@@ -100,15 +102,33 @@ def encode_checkpoint(contents: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; only tensors and primitives are ever loaded."""
+def read_tensors(path: Path, what: str) -> object:
+    """Read a file that `torch.save` wrote; only tensors and primitives are ever loaded.
+
+    Args:
+        path: the file.
+        what: what it is supposed to be, for the message about one that is not.
+    """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        data = path.read_bytes()
     except OSError as error:
-        raise UnreadableFileError(path, f"cannot read the checkpoint: {error.strerror}") from None
-    # There is no telling what torch raises about bytes that somebody else wrote.
+        raise UnreadableFileError(path, f"cannot read the {what}: {error.strerror}") from None
+    try:
+        # torch itself looks at no checksum, and would take a flipped bit for a weight.
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            damaged = archive.testzip()
+        state: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    # There is no telling what is raised about bytes that somebody else wrote.
     except Exception:
-        raise UnreadableFileError(path, "not a checkpoint of Esper, or damaged") from None
+        raise UnreadableFileError(path, f"not a {what} of Esper, or damaged") from None
+    if damaged is not None:
+        raise UnreadableFileError(path, f"not a {what} of Esper, or damaged: {damaged}")
+    return state
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, trusting nobody."""
+    state = read_tensors(path, "checkpoint")
     if not isinstance(state, dict) or "version" not in state:
         raise UnreadableFileError(path, "not a checkpoint of Esper")
     if state["version"] != CHECKPOINT_VERSION:
