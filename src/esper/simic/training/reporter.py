@@ -91,6 +91,12 @@ class Reporter:
         with self.profiler.phase(phase):
             return await work
 
+    def restore_level(self) -> None:
+        """Go on telling as much as before the run was resumed."""
+        self.escalation = handle_telemetry_escalation(
+            self.hub, self.escalation, has_anomaly=False, config=self.config
+        )
+
     async def publish(self, drafts: list[Draft]) -> None:
         """Send events, waiting for room without blocking the loop."""
         await self.hub.room()

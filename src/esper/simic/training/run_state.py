@@ -1,5 +1,6 @@
 """What a run remembers from round to round, beside the policy; part of every checkpoint."""
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Final
@@ -11,7 +12,7 @@ from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.anomaly import AnomalyState
 from esper.simic.telemetry.scoreboard import Scoreboard
 
-__all__ = ["RunState"]
+__all__ = ["RunState", "score_of"]
 
 ROLLING_ROUNDS: Final = 10
 
@@ -28,6 +29,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Highest round mean so far."""
     best_loss: float | None = None
     """Lowest round mean of the final losses so far."""
+    best_saved_score: float | None = None
+    """Highest score of a round that a checkpoint was saved of."""
     final_accuracy_pct: float | None = None
     anomalies: AnomalyState = AnomalyState()
     scoreboard: Scoreboard = Scoreboard()
@@ -54,23 +57,34 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             history=(*self.history, summary),
         )
 
-    def is_best(self, summary: BatchSummary, *, by_loss: bool) -> bool:
-        """Tell whether a round beats all before it: by accuracy, or for language models by loss."""
-        if by_loss:
-            loss = _mean_loss(summary)
-            return loss is not None and (self.best_loss is None or loss < self.best_loss)
-        accuracy = summary.mean_accuracy_pct
-        known = self.best_accuracy_pct
-        return accuracy is not None and (known is None or accuracy > known)
+    def is_best(self, score: float | None) -> bool:
+        """Tell whether a round beats all that a checkpoint was saved of."""
+        known = self.best_saved_score
+        return score is not None and (known is None or score > known)
+
+    def after_saving(self, score: float | None) -> "RunState":
+        """Return the state once a round of this score is saved."""
+        best = _best(max, self.best_saved_score, score)
+        return msgspec.structs.replace(self, best_saved_score=best)
 
     def _window_with(self, accuracy_pct: float | None) -> tuple[float, ...]:
         added = () if accuracy_pct is None else (accuracy_pct,)
         return (*self.recent_accuracies_pct, *added)[-ROLLING_ROUNDS:]
 
 
+def score_of(summary: BatchSummary, *, by_loss: bool) -> float | None:
+    """Return what rounds are ranked by: accuracy or, for language models, the negative loss."""
+    if not by_loss:
+        return summary.mean_accuracy_pct
+    loss = _mean_loss(summary)
+    return None if loss is None else -loss
+
+
 def _mean_loss(summary: BatchSummary) -> float | None:
+    """Return the mean of the final losses; a loss that is not a number ranks nothing."""
     losses = [record.final_loss for record in summary.episodes if record.final_loss is not None]
-    return statistics.fmean(losses) if losses else None
+    mean = statistics.fmean(losses) if losses else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def _best(

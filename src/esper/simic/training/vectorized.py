@@ -5,9 +5,12 @@ The names that tests and users may replace (`get_hub`, `RewardNormalizer`, `Shar
 here, when a run is put together.
 """
 
+import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -28,17 +31,17 @@ from esper.leyline.config import (
     RunOptions,
     TelemetryConfig,
 )
+from esper.leyline.errors import UsageError
 from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
-from esper.leyline.payloads import TrainingStarted
+from esper.leyline.payloads import CheckpointLoaded, TrainingStarted
 from esper.leyline.reports import BatchSummary
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.leyline.tasks import TaskKind, TaskSpec
 from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.nissa.hub import TelemetryHub, get_hub
-from esper.nissa.journal import cut_back
+from esper.nissa.hub import TelemetryHub, get_hub, use_hub
 from esper.nissa.run_directory import (
     CHECKPOINTS_DIRECTORY,
     build_manifest,
@@ -74,7 +77,7 @@ from esper.simic.training.machine import (
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
-from esper.simic.training.resuming import resolve_job
+from esper.simic.training.resuming import check_resumable, reopen_run, resolve_job
 from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.vectorized_trainer import ControlThread, VectorizedPPOTrainer
@@ -138,7 +141,7 @@ class _Plan:
 def run_job(
     job: Job,
     *,
-    command: str = "ppo",
+    command: str | None = None,
     resumed: LoadedRun | None = None,
     companions: Sequence[Companion] = (),
     shutdown_event: threading.Event | None = None,
@@ -148,7 +151,8 @@ def run_job(
 
     Args:
         job: what to run, and how.
-        command: who decides: ppo, heuristic, random, wait or periodic.
+        command: who decides: ppo, heuristic, random, wait or periodic; None lets the resumed run's
+            controller decide, else ppo.
         resumed: the checkpoint to go on from.
         companions: what runs beside it.
         shutdown_event: set it to stop the run at the next cancellation point.
@@ -156,8 +160,8 @@ def run_job(
     """
     with one_thread_per_worker():
         warm_up_math()
-        plan = _plan(job, command, resumed, StopFlag(shutdown_event))
-        run_dir = _open_run_directory(plan)
+        plan = _plan(job, _command(command, resumed), resumed, StopFlag(shutdown_event))
+        run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
             run_id=read_manifest(run_dir).run_id,
@@ -167,7 +171,9 @@ def run_job(
             fsync_interval_s=job.run.fsync_interval_ms / 1000,
         )
         with hub:
-            state = _run_on_a_loop(partial(_run, plan, hub, companions, ready_event))
+            if loaded is not None:
+                hub.emit(loaded)
+            state = _run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
     learner = plan.controller if isinstance(plan.controller, PolicyController) else None
     return TrainingResult(
         agent=None if learner is None else learner.agent,
@@ -268,11 +274,23 @@ def _layer_of(given: Mapping[str, object]) -> Layer:
     }
 
 
+def _command(asked: str | None, resumed: LoadedRun | None) -> str:
+    if resumed is None:
+        return asked or "ppo"
+    if asked not in (None, resumed.command):
+        raise UsageError(
+            f"--resume: the run was of {resumed.command!r} and {asked!r} was asked for; "
+            "another controller is another run"
+        )
+    return resumed.command
+
+
 def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> _Plan:
     """Decide everything that can go wrong before anything is created."""
     config = job.training
-    registered = registered_task(config.task)
-    task = registered.spec
+    if resumed is not None:
+        check_resumable(resumed.job.training, config)
+    task = registered_task(config.task).spec
     device = resolve_device(config.device)
     env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
     rules = ActionRules(
@@ -360,32 +378,55 @@ def _build_agent(job: Job, device: torch.device, resumed: LoadedRun | None) -> P
     )
 
 
-def _open_run_directory(plan: _Plan) -> Path:
-    """Create the run's directory, or cut a resumed run's log back to its checkpoint."""
+def _open_run_directory(plan: _Plan) -> tuple[Path, CheckpointLoaded | None]:
+    """Create the run's directory, or take a resumed run's back to its checkpoint."""
+    telemetry_dir = Path(plan.job.run.telemetry_dir)
     if plan.resumed is not None:
-        run_dir = plan.resumed.path.parent.parent
-        cut_back(run_dir, plan.resumed.log_seq)
-        return run_dir
+        return reopen_run(plan.resumed, telemetry_dir)
     manifest = build_manifest(
         plan.job,
         command=plan.command,
         machine_kind=machine_kind(plan.device, plan.job.training.compile_mode.value),
         data_source=plan.dataset.origin.value,
     )
-    return create_run_directory(Path(plan.job.run.telemetry_dir), manifest)
+    return create_run_directory(telemetry_dir, manifest), None
 
 
-def _run_on_a_loop(main: Callable[[], Coroutine[Any, Any, RunState]]) -> RunState:
-    """Run a coroutine function to its end; beside a loop that is already running, on a thread."""
+def _run_on_a_loop(main: Callable[[], Coroutine[Any, Any, RunState]], stop: StopFlag) -> RunState:
+    """Run a coroutine function to its end; beside a loop that is already running, on a thread.
+
+    There nobody watches signals: an interrupt reaches the thread that waits, and is passed on.
+    """
     try:
-        anyio.get_current_task()
-    except (RuntimeError, anyio.NoEventLoopError):
+        asyncio.get_running_loop()
+    except RuntimeError:
         return anyio.run(main)
-    thread = Lane("esper-loop")
-    return thread.submit(anyio.run, main).result()
+    with ThreadPoolExecutor(1, thread_name_prefix="esper-loop") as pool:
+        running: Future[RunState] = pool.submit(_run_afresh, main)
+        try:
+            return running.result()
+        except KeyboardInterrupt:
+            stop.set("interrupted")
+            return running.result()
+
+
+def _run_afresh(main: Callable[[], Coroutine[Any, Any, RunState]]) -> RunState:
+    # A context taken over from the caller would tell anyio that this thread runs a loop already.
+    return Context().run(partial(anyio.run, main))
 
 
 async def _run(
+    plan: _Plan,
+    hub: TelemetryHub,
+    companions: Sequence[Companion],
+    ready_event: threading.Event | None,
+) -> RunState:
+    # Set here, as a loop on a thread of its own knows nothing of the caller's hub.
+    with use_hub(hub):
+        return await _run_trainer(plan, hub, companions, ready_event)
+
+
+async def _run_trainer(
     plan: _Plan,
     hub: TelemetryHub,
     companions: Sequence[Companion],
@@ -486,6 +527,8 @@ def _build_trainer(
         keeper=Keeper(
             store=store,
             job=plan.job,
+            run_id=hub.run_id,
+            command=plan.command,
             hub=get_hub(),
             controller=learner,
             every=run.checkpoint_every,
