@@ -305,6 +305,7 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
         data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
         check_cancelled=stop.checkpoint,
     )
+    stop.checkpoint()
     dataset = load_dataset(config.task, request)
     batch_size = batch_size_for(task, config, len(dataset.train))
     iterator = partial(
