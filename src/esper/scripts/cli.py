@@ -1,9 +1,12 @@
 """What both commands share: how a failure is told, and how a closed pipe ends quietly."""
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from esper import __version__
 from esper.leyline.errors import EsperError, ExitCode
@@ -29,7 +32,8 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         return int(stop.code or 0)
     command: Command = arguments.command
     try:
-        code = command(arguments)
+        with _told_to_end_as_by_hand():
+            code = command(arguments)
         sys.stdout.flush()
     except EsperError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -42,3 +46,17 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.OK)
     return code
+
+
+@contextlib.contextmanager
+def _told_to_end_as_by_hand() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, so that both put away what they find and exit alike."""
+    # Signals reach the main thread only.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -96,7 +96,7 @@ from esper.tolaria.engine import LaneEngine
 from esper.tolaria.fences import Fence, build_fence, transfer_to
 from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
-from esper.tolaria.supervisor import Watchdog, supervise
+from esper.tolaria.supervisor import Watchdog, stop_signals, supervise
 
 __all__ = ["TrainingResult", "run_job", "train_ppo_vectorized"]
 
@@ -158,9 +158,10 @@ def run_job(
         shutdown_event: set it to stop the run at the next cancellation point.
         ready_event: set when everything is built and the first round begins.
     """
-    with one_thread_per_worker():
+    stop = StopFlag(shutdown_event)
+    with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
-        plan = _plan(job, _command(command, resumed), resumed, StopFlag(shutdown_event))
+        plan = _plan(job, _command(command, resumed), resumed, stop)
         run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
@@ -457,7 +458,6 @@ async def _run_trainer(
             partial(trainer.run, started_event(plan)),
             background=[partial(companion, hub) for companion in companions],
             watchdog=watchdog,
-            stop=plan.stop,
         )
     finally:
         await engine.close()
