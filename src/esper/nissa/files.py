@@ -1,5 +1,6 @@
 """Files: the one seam through which the bus writes, so that tests can make a disk fail."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -49,6 +50,10 @@ class FileSystem:
         """Put a file in another's place, in one step."""
         source.replace(target)
 
+    def remove(self, path: Path) -> None:
+        """Take a file's name away."""
+        path.unlink()
+
     def fsync_directory(self, path: Path) -> None:
         """Force a directory's names to the disk."""
         descriptor = os.open(path, os.O_RDONLY)
@@ -63,9 +68,15 @@ def write_atomically(files: FileSystem, path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     descriptor = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        files.write(descriptor, data)
-        files.fsync(descriptor)
-    finally:
-        files.close(descriptor)
-    files.rename(temporary, path)
+        try:
+            files.write(descriptor, data)
+            files.fsync(descriptor)
+        finally:
+            files.close(descriptor)
+        files.rename(temporary, path)
+    except BaseException:
+        # A disk that fails twice keeps the rest; the next writer of this file writes over it.
+        with contextlib.suppress(OSError):
+            files.remove(temporary)
+        raise
     files.fsync_directory(path.parent)

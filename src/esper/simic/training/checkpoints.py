@@ -1,7 +1,6 @@
 """Checkpoints: a crash leaves the old one or the new one, and reading one trusts nobody."""
 
 import io
-import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +53,7 @@ class CheckpointStore:
             for target in (path, *copies):
                 write_atomically(self.files, target, data)
             for old in self._rounds()[:-NUM_KEPT]:
-                os.unlink(old)
+                self.files.remove(old)
         except OSError as error:
             raise RunFailedError(
                 f"{error.filename or path}: the checkpoint could not be written: {error.strerror}; "
