@@ -282,6 +282,7 @@ class Teller:
             val_loss=loss,
             val_accuracy_pct=env.accuracy,
             host_gradient_norm=1.1 if step % 2 == 0 else None,
+            network_gradient_norm=None,
             seeds=tuple(snapshot(seed) for seed in env.seeds.values()),
         )
 

@@ -37,6 +37,7 @@ def epoch(accuracy_pct: float | None, *seeds: payloads.SeedSnapshot) -> payloads
         val_loss=None,
         val_accuracy_pct=accuracy_pct,
         host_gradient_norm=None,
+        network_gradient_norm=None,
         seeds=seeds,
     )
 

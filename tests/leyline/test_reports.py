@@ -99,16 +99,10 @@ def inputs(target_slot: str | None, step: int) -> RewardInputs:
         slot_id="r0c1",
         seed_id="s",
         stage=Stage.HOLDING,
-        previous_stage=Stage.BLENDING,
-        previous_stage_steps=5,
         steps_in_stage=1,
         age_steps=20,
+        alpha=1.0,
         num_params=17,
-        contribution_pp=1.0,
-        attributed_pp=1.0,
-        stage_improvement_pp=0.0,
-        progress_since_germination_pp=2.0,
-        interaction_sum_pp=0.0,
     )
     return RewardInputs(
         op=Op.WAIT,
@@ -117,19 +111,9 @@ def inputs(target_slot: str | None, step: int) -> RewardInputs:
         num_steps=40,
         val_accuracy_pct=50.0,
         val_loss=1.0,
-        loss_delta=0.1,
-        accuracy_since_start_pp=10.0,
         stable_accuracy_pct=49.0,
-        committed_accuracy_pct=None,
         host_params=100,
-        total_params=117,
-        fossil_params=0,
-        effective_seed_params=17.0,
-        alpha_delta_sq_sum=0.0,
         seeds=(seed,),
-        num_active_seeds=1,
-        num_fossilized=0,
-        num_contributing_fossils=0,
     )
 
 

@@ -330,6 +330,7 @@ class _Story:
             val_loss=self._number(),
             val_accuracy_pct=self._number(),
             host_gradient_norm=self._number(),
+            network_gradient_norm=self._number(),
             seeds=seeds,
         )
 

@@ -10,6 +10,8 @@ from tests.nissa.test_scanning import index_of
 
 from esper.scripts.telemetry import main
 
+NUM_EVENTS = len(list(FakeRun().lines()))
+
 
 def test_counts_of_a_run_are_printed_with_their_total(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -21,7 +23,7 @@ def test_counts_of_a_run_are_printed_with_their_total(
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["type", "count"]
     assert "EPOCH_COMPLETED             32" in out
-    assert out[-1] == "224 events"
+    assert out[-1] == f"{NUM_EVENTS} events"
 
 
 def test_several_files_are_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +35,7 @@ def test_several_files_are_added_up(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["count", "--json", str(tmp_path / "runs"), str(packed)]) == 0
 
     report = json.loads(capsys.readouterr().out)
-    assert report["num_events"] == 2 * 224 + 1
+    assert report["num_events"] == 2 * NUM_EVENTS + 1
     assert report["counts"]["A"] == 1
     assert len(report["files"]) == 3
 

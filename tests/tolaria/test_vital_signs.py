@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.config import GovernorConfig
-from esper.tolaria.vital_signs import (
-    Panic,
-    PanicReason,
-    VitalSigns,
-    after_rollback,
-    check_vital_signs,
-)
+from esper.leyline.messages import Panic, PanicReason
+from esper.tolaria.vital_signs import VitalSigns, after_rollback, check_vital_signs
 
 CONFIG = GovernorConfig()
 GUESS = math.log(10)

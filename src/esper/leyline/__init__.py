@@ -9,5 +9,6 @@ Import from the module that owns a name: `from esper.leyline.stages import Stage
     telemetry  envelope, event table   tasks      hosts, data, presets
     config     job structs             jobs       merging and checking
     errors     the error tree          manifest   run.json
-    live       the websocket protocol
+    live       the websocket protocol  messages   within a round
+    streams    seeds of random streams legality   which action when
 """

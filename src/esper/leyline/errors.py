@@ -7,11 +7,16 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   │   └── InvalidValueError        a key whose value breaks its constraint
 │   ├── SlotIdError                  a slot id off the grammar
 │   ├── UnknownNameError             a task, preset, blueprint or mode that does not exist
-│   └── UnreadableFileError          a file that is missing, damaged or not ours
+│   ├── UnreadableFileError          a file that is missing, damaged or not ours
+│   ├── DeviceError                  a device that does not exist here
+│   ├── DownloadError                data that could not be fetched
+│   ├── NoDataError                  real data were asked for and there are none
+│   └── TaskPluginError              somebody's task that cannot be registered
 ├── ContractError                70  a value that breaks a contract between our own parts
 │   ├── UnknownStageError            a stage number that is retired or never existed
 │   ├── IllegalTransitionError       a lifecycle edge that does not exist
 │   └── EventDecodeError             a line that is not an event of this schema
+├── EnvFaultError                 1  an env's numbers or modules broke; names slot and layer
 ├── RunFailedError                1  the run could not be carried to its end
 ├── TelemetryLostError            3  the durable log could not be written
 └── InterruptedRunError         130  the run was told to stop
@@ -25,14 +30,19 @@ from typing import ClassVar
 __all__ = [
     "ConfigError",
     "ContractError",
+    "DeviceError",
+    "DownloadError",
+    "EnvFaultError",
     "EsperError",
     "EventDecodeError",
     "ExitCode",
     "IllegalTransitionError",
     "InterruptedRunError",
     "InvalidValueError",
+    "NoDataError",
     "RunFailedError",
     "SlotIdError",
+    "TaskPluginError",
     "TelemetryLostError",
     "UnknownKeyError",
     "UnknownNameError",
@@ -115,6 +125,37 @@ class UnreadableFileError(UsageError):
         super().__init__(f"{path}: {reason}")
 
 
+class DeviceError(UsageError):
+    """Raised for a device that is misspelt or not there."""
+
+    def __init__(self, device: object, reason: str) -> None:
+        super().__init__(f"device {shown(str(device))}: {reason}")
+
+
+class DownloadError(UsageError):
+    """Raised when data could not be fetched."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url}: {reason}")
+
+
+class NoDataError(UsageError):
+    """Raised when real data were asked for and there are none."""
+
+    def __init__(self, dataset: str, reason: str) -> None:
+        super().__init__(
+            f"no data for {dataset}: {reason}; "
+            "name their directory with --data-dir, or make some up with --data synthetic"
+        )
+
+
+class TaskPluginError(UsageError):
+    """Raised for a task of somebody else that cannot be registered."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"task {shown(name)}: {reason}")
+
+
 class ContractError(EsperError):
     """Raised when a value breaks a contract between our own parts."""
 
@@ -146,6 +187,21 @@ class EventDecodeError(ContractError):
             "'esper-telemetry schema' prints what is expected"
         )
         self.reason = reason
+
+
+class EnvFaultError(EsperError):
+    """Raised when an env cannot go on; the engine quarantines it."""
+
+    exit_code = ExitCode.FAILED
+
+    def __init__(
+        self, reason: str, *, slot_id: str | None = None, layer: str | None = None
+    ) -> None:
+        where = "" if layer is None else f" in {layer}"
+        slot = "" if slot_id is None else f" of slot {slot_id!r}"
+        super().__init__(f"{reason}{where}{slot}")
+        self.slot_id = slot_id
+        self.layer = layer
 
 
 class RunFailedError(EsperError):

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TypeAlias, get_args
+from typing import Final, TypeAlias, get_args
 
 import msgspec
 
@@ -162,11 +162,24 @@ def _check_job(job: Job, task: TaskSpec) -> None:
         *_training_checks(job.training),
         *_slot_checks(job.training, task),
         *_group_checks(job.training),
+        *_reward_checks(job.training),
         *_run_checks(job.run),
     ):
         if not is_valid:
             raise InvalidValueError(key, value, constraint)
 
+
+_POSITIVE_REWARD_FIGURES: Final = (
+    "rent_host_params_floor",
+    "param_budget",
+    "escrow_stable_window",
+    "min_drip_steps",
+    "max_drip_per_step",
+    "fossilize_quality_ceiling",
+    "hacking_ratio_threshold",
+    "unbacked_contribution_scale",
+)
+"""What rewards divide by, or look back over."""
 
 _Check: TypeAlias = tuple[str, object, bool, str]
 
@@ -237,13 +250,20 @@ def _group_checks(config: TrainingConfig) -> Iterator[_Check]:
     for name in ("gradient_stride", "escalation_steps"):
         value = getattr(telemetry, name)
         yield f"training.telemetry.{name}", value, value >= 1, "must be at least 1"
-    floor = config.reward.rent_host_params_floor
-    yield "training.reward.rent_host_params_floor", floor, floor >= 1, "must be at least 1"
-    budget = config.reward.param_budget
-    yield "training.reward.param_budget", budget, budget >= 1, "must be at least 1"
+
+
+def _reward_checks(config: TrainingConfig) -> Iterator[_Check]:
     for name in ("drip_fraction", "negative_drip_ratio"):
         value = getattr(config.reward, name)
         yield f"training.reward.{name}", value, 0 <= value <= 1, "must be from 0 to 1"
+    for name in _POSITIVE_REWARD_FIGURES:
+        value = getattr(config.reward, name)
+        yield f"training.reward.{name}", value, value > 0, "must be positive"
+    std = config.loss_reward.loss_delta_std
+    yield "training.loss_reward.loss_delta_std", std, std is None or std > 0, "must be positive"
+    steps = config.lifecycle.full_legitimacy_holding_steps
+    name = "training.lifecycle.full_legitimacy_holding_steps"
+    yield name, steps, steps >= 1, "must be at least 1"
 
 
 def _run_checks(run: RunOptions) -> Iterator[_Check]:

@@ -105,7 +105,7 @@ class EnvFailed(Payload, frozen=True, kw_only=True):
 class LaneStalled(Payload, frozen=True, kw_only=True):
     """A lane gave no sign of life within the deadline (operational)."""
 
-    lane: int
+    lane: str
     silent_s: float
     env_ids: tuple[int, ...]
     stack: str
@@ -154,6 +154,8 @@ class EpochCompleted(Payload, frozen=True, kw_only=True):
     val_loss: Measured
     val_accuracy_pct: Measured
     host_gradient_norm: Measured
+    network_gradient_norm: Measured
+    """Host and measured seeds together."""
     seeds: tuple[SeedSnapshot, ...]
 
 

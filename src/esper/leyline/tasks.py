@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypedDict
 
 import msgspec
 
@@ -118,6 +118,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     host: HostSpec
     batch_size: int
     batch_mode: BatchMode
+    max_train_batches: int | None = None
+    """Batches of a train pass, a new choice in each; None goes through the whole split."""
     baseline_loss: float
     """Loss of a guess."""
     target_loss: float
@@ -141,7 +143,14 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 _SMALL_POLICY: Final[Settings] = {"lstm_hidden_dim": 64, "feature_dim": 64}
 
-_IMAGE_LOSSES: Final = {"baseline_loss": 2.3, "target_loss": 0.3, "loss_delta_std": 0.05}
+
+class _Losses(TypedDict):
+    baseline_loss: float
+    target_loss: float
+    loss_delta_std: float
+
+
+_IMAGE_LOSSES: Final[_Losses] = {"baseline_loss": 2.3, "target_loss": 0.3, "loss_delta_std": 0.05}
 
 
 def _cifar(name: str, summary: str, host: CnnHostSpec, slots: tuple[str, ...]) -> TaskSpec:
@@ -237,7 +246,13 @@ _CIFAR: Final = (
 
 
 def _language_model(
-    name: str, summary: str, host: TransformerHostSpec, batch_size: int, **defaults: object
+    name: str,
+    summary: str,
+    host: TransformerHostSpec,
+    *,
+    batch_size: int,
+    max_train_batches: int,
+    **defaults: object,
 ) -> TaskSpec:
     return TaskSpec(
         name=name,
@@ -247,6 +262,7 @@ def _language_model(
         host=host,
         batch_size=batch_size,
         batch_mode=BatchMode.BROADCAST,
+        max_train_batches=max_train_batches,
         baseline_loss=5.55,
         target_loss=1.5,
         loss_delta_std=0.15,
@@ -260,15 +276,17 @@ _LANGUAGE_MODELS: Final = (
         "bytes_lm",
         "byte-level language model on the interpreter's own help texts",
         TransformerHostSpec(block_size=64, num_layers=3, num_heads=4, embed_dim=32),
-        16,
+        batch_size=16,
+        max_train_batches=32,
         max_epochs=30,
         **_SMALL_POLICY,
     ),
     _language_model(
         "tinystories",
-        "byte-level language model on the text files of --data-dir, 10.7 million parameters",
+        "byte-level language model on the text files of --data-dir, 10.8 million parameters",
         TransformerHostSpec(block_size=256, num_layers=6, num_heads=6, embed_dim=384),
-        32,
+        batch_size=32,
+        max_train_batches=100,
         max_epochs=50,
     ),
 )

@@ -31,6 +31,7 @@ class FactData(msgspec.Struct, gc=False, frozen=True):
     seeds_germinated: int | None = None
     update_performed: bool | None = None
     status: str | None = None
+    rounds_completed: int | None = None
 
 
 class Fact(msgspec.Struct, gc=False, frozen=True):

@@ -69,6 +69,10 @@ class Hub(Protocol):
     def failure(self) -> TelemetryLostError | None:
         """Why the log could not be written, or None."""
 
+    @property
+    def next_seq(self) -> int:
+        """Return the number that the next event of the run will get."""
+
     def wants(self, event_type: EventType) -> bool:
         """Tell whether an event of this type would be emitted now."""
 
@@ -145,6 +149,11 @@ class TelemetryHub:
     def failure(self) -> TelemetryLostError | None:
         """Return why the log could not be written, or None."""
         return self._writer.failure
+
+    @property
+    def next_seq(self) -> int:
+        """Return the number that the next event of the run will get."""
+        return self._inbox.next_seq(Channel.RUN)
 
     @property
     def statistics(self) -> HubStatistics:

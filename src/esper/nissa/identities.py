@@ -117,12 +117,15 @@ def _expected(spec: EventSpec, profile: RunProfile) -> int | None:
     """Return how many events of a type a completed run has; None where no closed form exists."""
     started = profile.started
     assert started is not None
-    rounds, envs, steps = started.num_rounds, started.num_envs, started.num_steps
+    rounds = profile.terms.get("rounds completed", started.num_rounds)
+    envs, steps = started.num_envs, started.num_steps
     match spec.event_type, spec.per:
         case EventType.PPO_UPDATE_COMPLETED, _:
             return rounds - profile.terms.get("skipped updates", 0)
         case EventType.LAST_ACTION, _:
-            return rounds * envs * steps - _missing_steps(profile, steps, "decided")
+            # A step that ends in a rollback never acted.
+            rolled_back = profile.counts.get(EventType.GOVERNOR_ROLLBACK, 0)
+            return rounds * envs * steps - _missing_steps(profile, steps, "decided") - rolled_back
         case _, CountPer.ENV_STEP:
             return rounds * envs * steps - _missing_steps(profile, steps, "validated")
         case _, CountPer.RUN:
@@ -140,6 +143,8 @@ def _form(spec: EventSpec) -> str:
     match spec.event_type, spec.per:
         case EventType.PPO_UPDATE_COMPLETED, _:
             return "rounds - skipped updates"
+        case EventType.LAST_ACTION, _:
+            return "rounds x envs x steps - steps of failed envs - rollbacks"
         case _, CountPer.ENV_STEP:
             return "rounds x envs x steps - steps of failed envs"
         case _, CountPer.EPISODE:

@@ -22,6 +22,7 @@ __all__ = [
     "CHECKPOINTS_DIRECTORY",
     "MANIFEST_FILE",
     "build_manifest",
+    "cpu_model",
     "create_run_directory",
     "new_run_id",
     "read_manifest",
@@ -92,7 +93,7 @@ def build_manifest(
         job=_without_private_parts(job),
         versions=_package_versions(),
         commit=_source_commit(),
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         num_cores=os.cpu_count() or 1,
         machine_kind=machine_kind,
         data_source=data_source,
@@ -149,7 +150,8 @@ def _source_commit() -> str | None:
     return result.stdout.strip()
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return what the processor calls itself."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -171,6 +171,8 @@ class _Scanner:
         self.order.see_fact(fact, number)
         if fact.event_type == "RUN_FINISHED":
             self.status = fact.data.status
+            # A resumed run may have been given more rounds than it announced.
+            self.terms["rounds completed"] = fact.data.rounds_completed or 0
             self.order.see_finish(number, event_number)
 
     def _add_keys(self, lines: list[bytes]) -> None:

@@ -55,6 +55,11 @@ class RecordingHub:
         return list(self._by_channel[Channel.RUN])
 
     @property
+    def next_seq(self) -> int:
+        """Return the number that the next event of the run will get."""
+        return len(self._by_channel[Channel.RUN])
+
+    @property
     def operational(self) -> list[Event]:
         """Return the operational events so far."""
         return list(self._by_channel[Channel.OPERATIONAL])

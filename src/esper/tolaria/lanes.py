@@ -185,6 +185,13 @@ class BatchStream(Generic[B]):
             except queue.Empty:
                 continue
 
+    def end(self) -> None:
+        """End the pass at once: what still waits is dropped. For a feeder that broke off."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._items.get_nowait()
+        self._items.put_nowait(None)
+
 
 def feed(batches: Iterable[B], streams: Sequence[BatchStream[B]]) -> int:
     """Stream every batch to every lane, batch by batch; return how many there were."""

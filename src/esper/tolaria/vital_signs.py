@@ -2,34 +2,13 @@
 
 import math
 import statistics
-from enum import StrEnum
 
 import msgspec
 
 from esper.leyline.config import GovernorConfig
+from esper.leyline.messages import Panic, PanicReason
 
-__all__ = ["Panic", "PanicReason", "VitalSigns", "after_rollback", "check_vital_signs"]
-
-
-class PanicReason(StrEnum):
-    """Why a host is given up."""
-
-    NAN = "nan"
-    """The loss is not finite."""
-    LOBOTOMY = "lobotomy"
-    """A host that knew something guesses again."""
-    DIVERGENCE = "divergence"
-    """The loss exploded for several steps in a row."""
-
-
-class Panic(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict that asks for a rollback."""
-
-    reason: PanicReason
-    loss: float
-    threshold: float | None
-    """The loss above which a value counts as divergence, once there is a history."""
-    consecutive_anomalies: int
+__all__ = ["VitalSigns", "after_rollback", "check_vital_signs"]
 
 
 class VitalSigns(msgspec.Struct, frozen=True, kw_only=True):

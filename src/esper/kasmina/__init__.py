@@ -1,0 +1,1 @@
+"""The body: hosts, slots, and seeds that grow in them."""

@@ -1,0 +1,6 @@
+"""What can grow: a table of seed modules per kind of host."""
+
+from esper.kasmina.blueprints.registry import SEEDS, blueprint_params, build_seed
+from esper.kasmina.blueprints.seed import Seed
+
+__all__ = ["SEEDS", "Seed", "blueprint_params", "build_seed"]

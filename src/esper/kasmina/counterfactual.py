@@ -1,0 +1,103 @@
+"""Which seeds to switch off, and the tree of prefixes that several such choices share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from torch import Tensor
+
+from esper.kasmina.hosts.protocol import HostProtocol
+from esper.kasmina.slot import SeedSlot
+from esper.leyline.attribution import Ablation
+
+__all__ = [
+    "NOTHING_OFF",
+    "FusedOutput",
+    "PrefixCounts",
+    "PrefixWalk",
+    "full_factorial",
+    "prefix_counts",
+]
+
+
+NOTHING_OFF: Final = Ablation()
+
+
+class PrefixCounts(msgspec.Struct, frozen=True):
+    """How often parts of a model run."""
+
+    num_segments: int
+    num_seeds: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FusedOutput:
+    """What a model says under each of several ablations."""
+
+    logits: tuple[Tensor, ...]
+    """One entry per ablation, in the order they were asked for; equal ones share a tensor."""
+    evaluated: PrefixCounts
+
+
+def full_factorial(slot_ids: Sequence[str]) -> tuple[Ablation, ...]:
+    """Return all subsets of these seeds; ablation i switches seed j off where bit j of i is set."""
+    return tuple(
+        Ablation(frozenset(slot for bit, slot in enumerate(slot_ids) if index >> bit & 1))
+        for index in range(1 << len(slot_ids))
+    )
+
+
+def prefix_counts(blended: Sequence[str], ablations: Sequence[Ablation]) -> PrefixCounts:
+    """Count, without running anything, what must run for blended seeds in execution order.
+
+    The host from one seed to the next runs once per distinct choice over the seeds before, a seed
+    once per such choice that keeps it on.
+    """
+    choices = [[slot in ablation.off for slot in blended] for ablation in ablations]
+    prefixes = [{tuple(choice[:depth]) for choice in choices} for depth in range(len(blended) + 1)]
+    num_seeds = sum(not prefix[-1] for level in prefixes[1:] for prefix in level)
+    return PrefixCounts(sum(map(len, prefixes)), num_seeds)
+
+
+@dataclass(eq=False, slots=True)
+class PrefixWalk:
+    """A walk over the tree, depth first, so that only one path's activations are held at a time."""
+
+    host: HostProtocol
+    blended: Sequence[SeedSlot]
+    """In execution order."""
+    ablations: Sequence[Ablation]
+    _logits: dict[int, Tensor] = field(default_factory=dict)
+    _num_segments: int = 0
+    _num_seeds: int = 0
+
+    def run(self, x: Tensor) -> FusedOutput:
+        """Map inputs to logits under every ablation."""
+        self._descend(x, 0, range(len(self.ablations)))
+        return FusedOutput(
+            logits=tuple(self._logits[index] for index in range(len(self.ablations))),
+            evaluated=PrefixCounts(self._num_segments, self._num_seeds),
+        )
+
+    def _descend(self, x: Tensor, depth: int, members: Sequence[int]) -> None:
+        """Run what comes before and behind seed number `depth`, for ablations equal so far."""
+        if not members:
+            return
+        self._num_segments += 1
+        previous = self.blended[depth - 1].slot_id if depth else None
+        if depth == len(self.blended):
+            self._logits.update(dict.fromkeys(members, self._finish(x, previous)))
+            return
+        slot = self.blended[depth]
+        h = self.host.forward_to_segment(slot.slot_id, x, previous)
+        on = [index for index in members if slot.slot_id not in self.ablations[index].off]
+        if on:
+            self._num_seeds += 1
+            self._descend(slot(h), depth + 1, on)
+        self._descend(h, depth + 1, [index for index in members if index not in on])
+
+    def _finish(self, x: Tensor, previous: str | None) -> Tensor:
+        if previous is None:
+            return self.host.forward(x)
+        return self.host.forward_from_segment(previous, x)

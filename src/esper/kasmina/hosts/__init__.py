@@ -1,0 +1,9 @@
+"""What seeds grow in: backbones that can be run in pieces."""
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.factory import build_host
+from esper.kasmina.hosts.protocol import HostProtocol
+from esper.kasmina.hosts.segmented import SegmentedHost
+from esper.kasmina.hosts.transformer import TransformerHost
+
+__all__ = ["CnnHost", "HostProtocol", "SegmentedHost", "TransformerHost", "build_host"]

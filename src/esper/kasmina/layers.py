@@ -1,0 +1,135 @@
+"""The layers of hosts and seeds; building them draws nothing from torch's global generator."""
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = [
+    "CausalAttention",
+    "Conv2d",
+    "Embedding",
+    "GroupNorm",
+    "Linear",
+    "ZeroGroupNorm",
+    "ZeroLinear",
+    "initialise",
+    "num_groups",
+]
+
+GROUP_COUNTS: Final = (32, 16, 8, 4, 2, 1)
+MIN_CHANNELS_PER_GROUP: Final = 16
+EMBEDDING_STD: Final = 0.02
+
+
+class Conv2d(nn.Conv2d):
+    """A convolution without bias that keeps height and width and waits for `initialise`."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, *, groups: int = 1
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            padding=kernel_size // 2,
+            groups=groups,
+            bias=False,
+        )
+
+    def reset_parameters(self) -> None:
+        """Leave the parameters to `initialise`."""
+
+
+class Linear(nn.Linear):
+    """A linear layer that waits for `initialise`."""
+
+    def reset_parameters(self) -> None:
+        """Leave the parameters to `initialise`."""
+
+
+class Embedding(nn.Embedding):
+    """A table of vectors that waits for `initialise`."""
+
+    def reset_parameters(self) -> None:
+        """Leave the parameters to `initialise`."""
+
+
+class ZeroLinear(nn.Linear):
+    """A linear layer that is zero at birth: what it adds to the host starts from nothing."""
+
+    def reset_parameters(self) -> None:
+        """Zero the parameters."""
+        nn.init.zeros_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class GroupNorm(nn.GroupNorm):
+    """GroupNorm over the groups of `num_groups`, without parameters."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(num_groups(channels), channels, affine=False)
+
+
+class ZeroGroupNorm(nn.GroupNorm):
+    """GroupNorm that outputs nothing at birth, while its gain and bias have a gradient at once.
+
+    Its input must need a gradient: on the CPU, torch 2.13's channels-last backward writes the
+    input's gradient even when nobody asked for it, and dies. After a trainable layer it does.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(num_groups(channels), channels)
+        nn.init.zeros_(self.weight)
+
+
+def num_groups(channels: int) -> int:
+    """Return the largest known group count that leaves 16 channels per group, or just divides."""
+    divisors = [count for count in GROUP_COUNTS if channels % count == 0]
+    wide = (count for count in divisors if channels // count >= MIN_CHANNELS_PER_GROUP)
+    return next(wide, divisors[0])
+
+
+def initialise(
+    module: nn.Module, generator: torch.Generator | None, *, linear_std: float | None = None
+) -> None:
+    """Draw the parameters that wait for it, in registration order, from this CPU generator alone.
+
+    Convolutions are Kaiming normal, embeddings N(0, 0.02), linear weights N(0, linear_std) or, by
+    default, N(0, 1/sqrt(fan_in)), biases zero.
+    """
+    for part in module.modules():
+        if isinstance(part, Conv2d):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu", generator=generator)
+        elif isinstance(part, Linear):
+            std = part.in_features**-0.5 if linear_std is None else linear_std
+            nn.init.normal_(part.weight, std=std, generator=generator)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, Embedding):
+            nn.init.normal_(part.weight, std=EMBEDDING_STD, generator=generator)
+
+
+class CausalAttention(nn.Module):
+    """Self-attention over what came before; how the heads attend is for subclasses to refine."""
+
+    def __init__(self, channels: int, num_heads: int, project: nn.Linear) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.queries_keys_values = Linear(channels, 3 * channels)
+        self.project = project
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, time, channels) to the same shape."""
+        batch, time, channels = x.shape
+        packed = self.queries_keys_values(x).view(batch, time, 3, self.num_heads, -1)
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        heads = self.attend(q, k, v)
+        projected: Tensor = self.project(heads.transpose(1, 2).reshape(batch, time, channels))
+        return projected
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Mix the values of (batch, head, time, width) tensors."""
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)

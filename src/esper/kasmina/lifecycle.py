@@ -1,0 +1,414 @@
+"""The seed's lifecycle as a pure machine: a state and a wish give a new state and effects.
+
+Counters: `tick` is called once per step, after the step's decision. It first looks at what the
+stage asks for and then counts, so that at every decision `steps_in_stage` is the number of training
+passes that the seed has seen in its stage.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from esper.kasmina import alpha_controller
+from esper.kasmina.gates import evaluate_gate
+from esper.kasmina.seed import Germination, Measurements, PruneCause, Ramp, SeedState
+from esper.leyline.alpha import ALPHA_TOLERANCE, DEFAULT_STEEPNESS, AlphaMode, AlphaState
+from esper.leyline.stages import (
+    ADVANCEABLE_STAGES,
+    PRUNABLE_STAGES,
+    RETARGETABLE_STAGES,
+    Gate,
+    GateResult,
+    LifecycleRules,
+    Stage,
+    is_legal_transition,
+    next_stage,
+)
+
+__all__ = [
+    "OPERATIONS",
+    "Effect",
+    "Fossilized",
+    "FreezeSet",
+    "GateEvaluated",
+    "Germinated",
+    "ModuleDropped",
+    "Operation",
+    "OperationRule",
+    "Outcome",
+    "Pruned",
+    "StageChanged",
+    "advance",
+    "fossilize",
+    "germinate",
+    "prune",
+    "schedule_prune",
+    "set_alpha_target",
+    "stage_of",
+    "tick",
+]
+
+
+class Operation(StrEnum):
+    """What may be asked of a slot; time passes by itself, see `tick`."""
+
+    GERMINATE = "germinate"
+    ADVANCE = "advance"
+    FOSSILIZE = "fossilize"
+    PRUNE = "prune"
+    SCHEDULE_PRUNE = "schedule_prune"
+    SET_ALPHA_TARGET = "set_alpha_target"
+
+
+class OperationRule(msgspec.Struct, frozen=True, kw_only=True):
+    """When an operation is accepted, and what it does then."""
+
+    stages: frozenset[Stage]
+    """Where it is accepted; DORMANT stands for an empty slot."""
+    needs_rest: bool = False
+    """Refused while alpha moves."""
+    effect: str
+
+
+OPERATIONS: Final[Mapping[Operation, OperationRule]] = {
+    Operation.GERMINATE: OperationRule(
+        stages=frozenset({Stage.DORMANT}),
+        effect="G0, then the seed is built, probed and planted; all or nothing",
+    ),
+    Operation.ADVANCE: OperationRule(
+        stages=ADVANCEABLE_STAGES,
+        effect="asks the next stage's gate; BLENDING starts the first ramp, HOLDING parks alpha "
+        "at 1",
+    ),
+    Operation.FOSSILIZE: OperationRule(
+        stages=frozenset({Stage.HOLDING}),
+        effect="G5, then the seed is permanent and goes on training",
+    ),
+    Operation.PRUNE: OperationRule(
+        stages=PRUNABLE_STAGES, effect="drops the module at once; the cooldown begins"
+    ),
+    Operation.SCHEDULE_PRUNE: OperationRule(
+        stages=PRUNABLE_STAGES,
+        needs_rest=True,
+        effect="ramps alpha down to 0 with frozen parameters, then prunes; at once where alpha is "
+        "0 or the ramp has no steps",
+    ),
+    Operation.SET_ALPHA_TARGET: OperationRule(
+        stages=RETARGETABLE_STAGES,
+        needs_rest=True,
+        effect="ramps alpha to a target above 0 and keeps the algorithm; below 1 a held seed goes "
+        "back to BLENDING; parameters are frozen on the way down",
+    ),
+}
+"""The operations and their preconditions."""
+
+
+class Germinated(msgspec.Struct, frozen=True):
+    """A seed was planted."""
+
+    seed: SeedState
+
+
+class GateEvaluated(msgspec.Struct, frozen=True):
+    """A gate was asked, by an operation or by itself."""
+
+    seed_id: str
+    result: GateResult
+
+
+class StageChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A seed moved along one legal edge."""
+
+    seed_id: str
+    from_stage: Stage
+    to_stage: Stage
+    steps_in_from_stage: int
+    alpha: float
+    """Just before the move."""
+    accuracy_delta_pp: float | None
+
+
+class Fossilized(msgspec.Struct, frozen=True):
+    """A seed became permanent."""
+
+    seed: SeedState
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """A seed was removed; `seed` is how it last was."""
+
+    seed: SeedState
+    cause: PruneCause
+
+
+class ModuleDropped(msgspec.Struct, frozen=True):
+    """The seed's module and gate network must go."""
+
+
+class FreezeSet(msgspec.Struct, frozen=True):
+    """The seed's parameters stop or resume training."""
+
+    is_frozen: bool
+
+
+Effect: TypeAlias = (
+    Germinated | GateEvaluated | StageChanged | Fossilized | Pruned | ModuleDropped | FreezeSet
+)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a wish; a refused one leaves the state as it was."""
+
+    state: SeedState | None
+    effects: tuple[Effect, ...] = ()
+    refusal: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Tell whether the wish was granted."""
+        return self.refusal is None
+
+
+def stage_of(state: SeedState | None) -> Stage:
+    """Return the stage of a slot's content; DORMANT when it is empty."""
+    return Stage.DORMANT if state is None else state.stage
+
+
+def germinate(state: SeedState | None, wish: Germination, rules: LifecycleRules) -> Outcome:
+    """Plant a seed in an empty slot."""
+    refusal = _refusal(Operation.GERMINATE, state)
+    if refusal is None and not 0.0 < wish.alpha_target <= 1.0:
+        refusal = f"alpha target {wish.alpha_target} is not above 0 and at most 1"
+    if refusal is None and wish.tempo_steps < 1:
+        refusal = f"a first ramp of {wish.tempo_steps} steps is too short"
+    if refusal is not None:
+        return Outcome(state=state, refusal=refusal)
+    seed = SeedState(
+        seed_id=wish.seed_id,
+        blueprint=wish.blueprint,
+        style=wish.style,
+        tempo_steps=wish.tempo_steps,
+        alpha_target=wish.alpha_target,
+        stage=Stage.GERMINATED,
+        previous_stage=Stage.DORMANT,
+        measured=Measurements(
+            accuracy_at_germination_pct=wish.accuracy_pct,
+            accuracy_at_stage_start_pct=wish.accuracy_pct,
+            current_accuracy_pct=wish.accuracy_pct,
+        ),
+    )
+    gate = GateEvaluated(seed.seed_id, evaluate_gate(seed, Stage.GERMINATED, rules))
+    if not gate.result.passed:
+        return Outcome(state=None, effects=(gate,), refusal=_gate_refusal(gate.result))
+    return Outcome(state=seed, effects=(gate, Germinated(seed)))
+
+
+def advance(state: SeedState | None, rules: LifecycleRules) -> Outcome:
+    """Try the gate to the next stage: TRAINING, BLENDING or HOLDING."""
+    refusal = _refusal(Operation.ADVANCE, state)
+    if state is None or refusal is not None:
+        return Outcome(state=state, refusal=refusal)
+    return _pass_gate(state, rules)
+
+
+def fossilize(state: SeedState | None, rules: LifecycleRules) -> Outcome:
+    """Make a held seed permanent if its gate lets it."""
+    refusal = _refusal(Operation.FOSSILIZE, state)
+    if state is None or refusal is not None:
+        return Outcome(state=state, refusal=refusal)
+    outcome = _pass_gate(state, rules)
+    if outcome.state is None or not outcome.succeeded:
+        return outcome
+    effects = (*outcome.effects, Fossilized(outcome.state))
+    return Outcome(state=outcome.state, effects=effects)
+
+
+def prune(state: SeedState | None, cause: PruneCause) -> Outcome:
+    """Remove a seed at once."""
+    refusal = _refusal(Operation.PRUNE, state)
+    if state is None or refusal is not None:
+        return Outcome(state=state, refusal=refusal)
+    pruned = _moved(state, Stage.PRUNED, alpha=AlphaState(), pending_prune=None)
+    effects = (_change(state, Stage.PRUNED), ModuleDropped(), Pruned(state, cause))
+    return Outcome(state=pruned, effects=effects)
+
+
+def schedule_prune(state: SeedState | None, ramp: Ramp, cause: PruneCause) -> Outcome:
+    """Ramp alpha down and remove the seed when it is at 0."""
+    refusal = _refusal(Operation.SCHEDULE_PRUNE, state)
+    if state is None or refusal is not None:
+        return Outcome(state=state, refusal=refusal)
+    if ramp.num_steps <= 0 or state.alpha.alpha <= 0.0:
+        return prune(state, cause)
+    return _ramp(state, 0.0, ramp, cause)
+
+
+def set_alpha_target(state: SeedState | None, target: float, ramp: Ramp) -> Outcome:
+    """Send alpha to another target."""
+    refusal = _refusal(Operation.SET_ALPHA_TARGET, state)
+    if refusal is None and not 0.0 < target <= 1.0:
+        refusal = f"alpha target {target} is not above 0 and at most 1; prune a seed to reach 0"
+    if refusal is None and ramp.num_steps < 0:
+        refusal = f"a ramp of {ramp.num_steps} steps does not exist"
+    if state is None or refusal is not None:
+        return Outcome(state=state, refusal=refusal)
+    if state.stage is Stage.HOLDING and target == state.alpha.alpha:
+        return Outcome(state=state)
+    return _ramp(state, target, ramp, None)
+
+
+def tick(state: SeedState | None, rules: LifecycleRules) -> Outcome:
+    """Let one step pass: auto-forward, ramp, cool down, and count."""
+    if state is None:
+        return Outcome(state=None)
+    outcome = _stage_tick(state, rules)
+    return Outcome(state=_counted(outcome.state), effects=outcome.effects)
+
+
+def _stage_tick(state: SeedState, rules: LifecycleRules) -> Outcome:
+    match state.stage:
+        case Stage.GERMINATED if Gate.G1 in rules.auto_forward:
+            return _pass_gate(state, rules)
+        case Stage.TRAINING if _may_leave_training(state, rules):
+            return _pass_gate(state, rules)
+        case Stage.BLENDING:
+            return _blending_tick(state, rules)
+        case Stage.PRUNED:
+            return _cooled(state, Stage.EMBARGOED)
+        case Stage.EMBARGOED if state.steps_in_stage >= rules.embargo_steps:
+            return _cooled(state, Stage.RESETTING)
+        case Stage.RESETTING if state.steps_in_stage >= rules.resetting_steps:
+            return Outcome(state=None, effects=(_change(state, Stage.DORMANT),))
+        case _:
+            return Outcome(state=state)
+
+
+def _blending_tick(state: SeedState, rules: LifecycleRules) -> Outcome:
+    moved = msgspec.structs.replace(state, alpha=alpha_controller.step(state.alpha))
+    thaw = _freeze_effects(state, moved)
+    if not moved.alpha.is_at_target:
+        return Outcome(state=moved)
+    if moved.pending_prune is not None:
+        return prune(moved, moved.pending_prune)
+    if _may_leave_blending(moved, rules):
+        outcome = _pass_gate(moved, rules)
+        return Outcome(state=outcome.state, effects=(*thaw, *outcome.effects))
+    return Outcome(state=moved, effects=thaw)
+
+
+def _may_leave_training(state: SeedState, rules: LifecycleRules) -> bool:
+    return Gate.G2 in rules.auto_forward and state.steps_in_stage >= rules.min_training_steps
+
+
+def _may_leave_blending(state: SeedState, rules: LifecycleRules) -> bool:
+    # A seed parked at a partial target, or one too young, would only fail its gate step by step.
+    is_due = rules.permissive or state.steps_in_stage >= rules.min_blending_steps
+    return Gate.G3 in rules.auto_forward and is_due and state.alpha.target >= 1.0 - ALPHA_TOLERANCE
+
+
+def _pass_gate(state: SeedState, rules: LifecycleRules) -> Outcome:
+    target = next_stage(state.stage)
+    assert target is not None, f"nothing follows on {state.stage.name}"
+    gate = GateEvaluated(state.seed_id, evaluate_gate(state, target, rules))
+    if not gate.result.passed:
+        return Outcome(state=state, effects=(gate,), refusal=_gate_refusal(gate.result))
+    return Outcome(state=_entered(state, target), effects=(gate, _change(state, target)))
+
+
+def _entered(state: SeedState, target: Stage) -> SeedState:
+    match target:
+        case Stage.BLENDING:
+            alpha = alpha_controller.retarget(
+                state.alpha,
+                state.alpha_target,
+                state.tempo_steps,
+                curve=state.style.curve,
+                steepness=DEFAULT_STEEPNESS,
+            )
+            accuracy = state.measured.current_accuracy_pct
+            measured = msgspec.structs.replace(
+                state.measured, accuracy_at_blending_start_pct=accuracy
+            )
+            return _moved(msgspec.structs.replace(state, measured=measured), target, alpha=alpha)
+        case Stage.HOLDING:
+            return _moved(state, target, alpha=alpha_controller.parked(1.0))
+        case _:
+            return _moved(state, target)
+
+
+def _ramp(state: SeedState, target: float, ramp: Ramp, cause: PruneCause | None) -> Outcome:
+    alpha = alpha_controller.retarget(
+        state.alpha, target, ramp.num_steps, curve=ramp.curve, steepness=ramp.steepness
+    )
+    changes: tuple[Effect, ...] = ()
+    ramping = state
+    if state.stage is Stage.HOLDING:
+        changes = (_change(state, Stage.BLENDING),)
+        ramping = _moved(state, Stage.BLENDING)
+    ramping = msgspec.structs.replace(ramping, alpha=alpha, pending_prune=cause)
+    return Outcome(state=ramping, effects=(*changes, *_freeze_effects(state, ramping)))
+
+
+def _cooled(state: SeedState, to_stage: Stage) -> Outcome:
+    return Outcome(state=_moved(state, to_stage), effects=(_change(state, to_stage),))
+
+
+def _moved(state: SeedState, to_stage: Stage, **changes: object) -> SeedState:
+    assert is_legal_transition(state.stage, to_stage), f"{state.stage.name} to {to_stage.name}"
+    measured = msgspec.structs.replace(
+        state.measured, accuracy_at_stage_start_pct=state.measured.current_accuracy_pct
+    )
+    return msgspec.structs.replace(
+        state,
+        stage=to_stage,
+        previous_stage=state.stage,
+        previous_stage_steps=state.steps_in_stage,
+        steps_in_stage=0,
+        measured=measured,
+        **changes,
+    )
+
+
+def _change(state: SeedState, to_stage: Stage) -> StageChanged:
+    return StageChanged(
+        seed_id=state.seed_id,
+        from_stage=state.stage,
+        to_stage=to_stage,
+        steps_in_from_stage=state.steps_in_stage,
+        alpha=state.alpha.alpha,
+        accuracy_delta_pp=state.measured.stage_improvement_pp,
+    )
+
+
+def _counted(state: SeedState | None) -> SeedState | None:
+    if state is None:
+        return None
+    since = state.measured.steps_since_contribution
+    measured = state.measured
+    if since is not None:
+        measured = msgspec.structs.replace(measured, steps_since_contribution=since + 1)
+    return msgspec.structs.replace(
+        state,
+        steps_in_stage=state.steps_in_stage + 1,
+        age_steps=state.age_steps + 1,
+        measured=measured,
+    )
+
+
+def _freeze_effects(before: SeedState, after: SeedState) -> tuple[FreezeSet, ...]:
+    return () if before.is_frozen is after.is_frozen else (FreezeSet(after.is_frozen),)
+
+
+def _refusal(operation: Operation, state: SeedState | None) -> str | None:
+    rule, stage = OPERATIONS[operation], stage_of(state)
+    if stage not in rule.stages:
+        return f"cannot {operation.value} a seed in stage {stage.name}"
+    if rule.needs_rest and state is not None and state.alpha.mode is not AlphaMode.HOLD:
+        return f"cannot {operation.value} while alpha moves to {state.alpha.target}"
+    return None
+
+
+def _gate_refusal(result: GateResult) -> str:
+    return f"gate {result.gate.name} failed: {', '.join(result.checks_failed)}"

@@ -1,0 +1,86 @@
+"""Optimizers that come, stay and go with their seeds."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.errors import ContractError
+
+__all__ = ["SeedOptimizers"]
+
+
+@dataclass(eq=False, slots=True)
+class SeedOptimizers:
+    """One SGD per seed that has parameters; the host's optimizer never hears of them."""
+
+    lr: float
+    momentum: float = 0.9
+    _by_slot: dict[str, torch.optim.SGD] = field(default_factory=dict)
+
+    def follow(self, model: MorphogeneticModel) -> None:
+        """Match the model's seeds: new ones get an optimizer, gone ones lose theirs, others stay.
+
+        A seed is the same while its parameters are the same objects, a fossil's included.
+        """
+        kept: dict[str, torch.optim.SGD] = {}
+        for slot in model.all_slots():
+            parameters = list(slot.seed_parameters())
+            optimizer = self._by_slot.get(slot.slot_id)
+            if optimizer is not None and _owns_exactly(optimizer, parameters):
+                kept[slot.slot_id] = optimizer
+            elif parameters:
+                kept[slot.slot_id] = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
+        self._by_slot = kept
+
+    def __len__(self) -> int:
+        return len(self._by_slot)
+
+    def __iter__(self) -> Iterator[torch.optim.SGD]:
+        return iter(self._by_slot.values())
+
+    def by_slot(self) -> Mapping[str, torch.optim.SGD]:
+        """Return the optimizers keyed by slot id, in action order."""
+        return self._by_slot
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for optimizer in self:
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Move all seeds; parameters without a gradient stay where they are."""
+        for optimizer in self:
+            optimizer.step()
+
+    def forget_moments(self) -> None:
+        """Forget what was learned about directions, as a rollback asks for."""
+        for optimizer in self:
+            optimizer.state.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Return every optimizer's state, keyed by slot id."""
+        return {slot_id: optimizer.state_dict() for slot_id, optimizer in self._by_slot.items()}
+
+    def load_state(self, model: MorphogeneticModel, stored: Mapping[str, Any]) -> None:
+        """Follow a rebuilt model and take on stored moments."""
+        self.follow(model)
+        if set(stored) != set(self._by_slot):
+            raise ContractError(
+                f"seed optimizers were stored for {sorted(stored)}, the model has seeds in "
+                f"{sorted(self._by_slot)}"
+            )
+        for slot_id, state in stored.items():
+            self._by_slot[slot_id].load_state_dict(state)
+
+
+def _owns_exactly(optimizer: torch.optim.SGD, parameters: list[nn.Parameter]) -> bool:
+    owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return len(owned) == len(parameters) and all(map(_is, owned, parameters))
+
+
+def _is(left: object, right: object) -> bool:
+    return left is right

@@ -1,0 +1,192 @@
+"""What is remembered of a seed, as pure data, and how measurements enter it."""
+
+from typing import Final
+
+import msgspec
+
+from esper.leyline.actions import Blueprint, Style
+from esper.leyline.alpha import DEFAULT_STEEPNESS, AlphaCurve, AlphaMode, AlphaState
+from esper.leyline.reports import GradientReading, SeedReport
+from esper.leyline.stages import Stage
+
+__all__ = [
+    "BLENDED_STAGES",
+    "Germination",
+    "Measurements",
+    "PruneCause",
+    "Ramp",
+    "SeedState",
+    "difference",
+    "report_of",
+    "with_accuracy",
+    "with_contribution",
+    "with_gradient",
+    "with_interaction",
+]
+
+VELOCITY_MEMORY: Final = 0.7
+"""Weight of the past in the smoothed change of a contribution."""
+
+BLENDED_STAGES: Final = frozenset({Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED})
+"""Stages whose seed changes the host's output."""
+
+
+class PruneCause(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a seed is removed, and by whom."""
+
+    reason: str = "policy_prune"
+    initiator: str = "policy"
+
+
+class Germination(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish for a seed."""
+
+    seed_id: str
+    blueprint: Blueprint
+    style: Style = Style.SIGMOID_ADD
+    tempo_steps: int = 5
+    """Length of the first ramp."""
+    alpha_target: float = 1.0
+    """Where the first ramp ends."""
+    accuracy_pct: float | None = None
+    """The host's accuracy at this moment, where it was measured."""
+
+
+class Ramp(msgspec.Struct, frozen=True, kw_only=True):
+    """How alpha shall move: steps 0 is at once."""
+
+    num_steps: int
+    curve: AlphaCurve = AlphaCurve.LINEAR
+    steepness: float = DEFAULT_STEEPNESS
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a seed; None means never."""
+
+    accuracy_at_germination_pct: float | None = None
+    accuracy_at_stage_start_pct: float | None = None
+    accuracy_at_blending_start_pct: float | None = None
+    current_accuracy_pct: float | None = None
+    contribution_pp: float | None = None
+    contribution_velocity_pp: float | None = None
+    steps_since_contribution: int | None = None
+    interaction_sum_pp: float | None = None
+    boost_received_pp: float | None = None
+    gradient: GradientReading | None = None
+    previous_gradient_health: float | None = None
+
+    @property
+    def stage_improvement_pp(self) -> float | None:
+        """Return the host's change since the stage began."""
+        return difference(self.current_accuracy_pct, self.accuracy_at_stage_start_pct)
+
+
+class SeedState(msgspec.Struct, frozen=True, kw_only=True):
+    """A seed's whole memory; an empty slot has none."""
+
+    seed_id: str
+    blueprint: Blueprint
+    style: Style
+    tempo_steps: int
+    alpha_target: float
+    stage: Stage
+    previous_stage: Stage
+    previous_stage_steps: int = 0
+    steps_in_stage: int = 0
+    age_steps: int = 0
+    alpha: AlphaState = AlphaState()
+    pending_prune: PruneCause | None = None
+    """Set while alpha ramps down to a scheduled prune."""
+    measured: Measurements = Measurements()
+
+    @property
+    def is_blended(self) -> bool:
+        """Tell whether the seed changes the host's output."""
+        return self.stage in BLENDED_STAGES and self.alpha.alpha > 0.0
+
+    @property
+    def is_frozen(self) -> bool:
+        """Tell whether the seed's parameters rest: they do while alpha ramps down."""
+        return self.alpha.mode is AlphaMode.DOWN
+
+
+def with_accuracy(state: SeedState, accuracy_pct: float) -> SeedState:
+    """Remember the host's accuracy; the first one of a seed is also its starting point."""
+    measured = state.measured
+    start = measured.accuracy_at_stage_start_pct
+    germination = measured.accuracy_at_germination_pct
+    return _measured(
+        state,
+        current_accuracy_pct=accuracy_pct,
+        accuracy_at_stage_start_pct=accuracy_pct if start is None else start,
+        accuracy_at_germination_pct=accuracy_pct if germination is None else germination,
+    )
+
+
+def with_contribution(state: SeedState, contribution_pp: float) -> SeedState:
+    """Remember what the seed was just found to be worth."""
+    previous, velocity = state.measured.contribution_pp, None
+    if previous is not None:
+        past = state.measured.contribution_velocity_pp or 0.0
+        change = contribution_pp - previous
+        velocity = VELOCITY_MEMORY * past + (1.0 - VELOCITY_MEMORY) * change
+    return _measured(
+        state,
+        contribution_pp=contribution_pp,
+        contribution_velocity_pp=velocity,
+        steps_since_contribution=0,
+    )
+
+
+def with_interaction(
+    state: SeedState, interaction_sum_pp: float | None, boost_received_pp: float | None
+) -> SeedState:
+    """Remember how the seed gets on with the others; None where this pass measured nothing."""
+    return _measured(
+        state, interaction_sum_pp=interaction_sum_pp, boost_received_pp=boost_received_pp
+    )
+
+
+def with_gradient(state: SeedState, reading: GradientReading) -> SeedState:
+    """Remember a gradient reading, and the health of the one before."""
+    previous = state.measured.gradient
+    health = None if previous is None else previous.health
+    return _measured(state, gradient=reading, previous_gradient_health=health)
+
+
+def report_of(
+    state: SeedState,
+    *,
+    slot_id: str,
+    num_params: int,
+    upstream_alpha_sum: float,
+    downstream_alpha_sum: float,
+) -> SeedReport:
+    """Put together what the policy may know of a seed."""
+    return SeedReport(
+        slot_id=slot_id,
+        seed_id=state.seed_id,
+        blueprint=state.blueprint,
+        stage=state.stage,
+        previous_stage=state.previous_stage,
+        previous_stage_steps=state.previous_stage_steps,
+        steps_in_stage=state.steps_in_stage,
+        age_steps=state.age_steps,
+        alpha=state.alpha,
+        algorithm=state.style.algorithm,
+        tempo_steps=state.tempo_steps,
+        num_params=num_params,
+        upstream_alpha_sum=upstream_alpha_sum,
+        downstream_alpha_sum=downstream_alpha_sum,
+        **msgspec.structs.asdict(state.measured),
+    )
+
+
+def difference(current: float | None, earlier: float | None) -> float | None:
+    """Subtract two measurements; unknown when either is."""
+    return None if current is None or earlier is None else current - earlier
+
+
+def _measured(state: SeedState, **changes: object) -> SeedState:
+    measured = msgspec.structs.replace(state.measured, **changes)
+    return msgspec.structs.replace(state, measured=measured)

@@ -1,0 +1,286 @@
+"""A slot: owns at most one seed's module and applies what the lifecycle decides."""
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import lifecycle
+from esper.kasmina.blending import (
+    GateNetwork,
+    blend_add,
+    blend_gate,
+    blend_multiply,
+    straight_through,
+)
+from esper.kasmina.blueprints import build_seed
+from esper.kasmina.lifecycle import FreezeSet, ModuleDropped, Outcome
+from esper.kasmina.narration import payload_of
+from esper.kasmina.seed import (
+    Germination,
+    PruneCause,
+    Ramp,
+    SeedState,
+    report_of,
+    with_accuracy,
+    with_contribution,
+    with_gradient,
+    with_interaction,
+)
+from esper.leyline.actions import Topology
+from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.errors import ContractError
+from esper.leyline.payloads import Payload
+from esper.leyline.reports import GradientReading, SeedReport
+from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules, Stage
+
+__all__ = ["NO_MODULES", "Emit", "SeedModules", "SeedSlot", "discard"]
+
+Emit: TypeAlias = Callable[[Payload], None]
+"""Takes the payloads of seed events."""
+
+
+def discard(_payload: Payload) -> None:
+    """Tell nobody."""
+
+
+class SeedModules(NamedTuple):
+    """What a seed is made of; the gate network is there for gated seeds only."""
+
+    seed: nn.Module | None = None
+    gate: nn.Module | None = None
+
+
+NO_MODULES: Final = SeedModules()
+
+
+class SeedSlot(nn.Module):
+    """A place in a host that one seed can grow in.
+
+    Every operation asks the lifecycle, then changes state and modules, then tells; a listener that
+    raises finds and leaves the change complete.
+    """
+
+    seed: nn.Module | None
+    gate: nn.Module | None
+
+    def __init__(
+        self,
+        *,
+        slot_id: str,
+        channels: int,
+        topology: Topology,
+        rules: LifecycleRules,
+        emit: Emit = discard,
+    ) -> None:
+        super().__init__()
+        self.slot_id = slot_id
+        self.channels = channels
+        self.topology = topology
+        self.rules = rules
+        self.emit = emit
+        self.state: SeedState | None = None
+        self.num_params = 0
+        self._alpha: Tensor | None = None
+        self.register_module("seed", None)
+        self.register_module("gate", None)
+
+    # --- Forward -----------------------------------------------------------------------------
+
+    @property
+    def is_blended(self) -> bool:
+        """Tell whether the seed changes what passes through the slot."""
+        return self.state is not None and self.state.is_blended
+
+    @property
+    def is_incubating(self) -> bool:
+        """Tell whether the seed learns from what passes through the slot and leaves it alone."""
+        is_training = self.state is not None and self.state.stage is Stage.TRAINING
+        return is_training and torch.is_grad_enabled()
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Let the host's features pass, with the seed's part in them."""
+        if self.is_blended:
+            return self.compose(h, self._alpha_like(h))
+        if self.is_incubating and self.seed is not None:
+            return straight_through(h, self.seed(h.detach()))
+        return h
+
+    def compose(self, h: Tensor, alpha: Tensor) -> Tensor:
+        """Mix the seed into `h`; alpha is a scalar or has one entry per sample."""
+        assert self.seed is not None, f"{self.slot_id} has no module"
+        s = self.seed(h)
+        match self._occupant().style.algorithm:
+            case AlphaAlgorithm.ADD:
+                return blend_add(h, s, alpha)
+            case AlphaAlgorithm.MULTIPLY:
+                return blend_multiply(h, s, h, alpha)
+            case AlphaAlgorithm.GATE:
+                assert self.gate is not None, f"{self.slot_id} lacks its gate network"
+                return blend_gate(h, s, self.gate(h), alpha)
+
+    def _alpha_like(self, h: Tensor) -> Tensor:
+        if self._alpha is None or self._alpha.device != h.device:
+            # Validation runs in inference mode, whose tensors autograd would refuse later.
+            with torch.inference_mode(False):
+                self._alpha = torch.tensor(self._occupant().alpha.alpha, device=h.device)
+        return self._alpha
+
+    # --- Operations --------------------------------------------------------------------------
+
+    def germinate(
+        self, wish: Germination, generator: torch.Generator, device: torch.device | None = None
+    ) -> Outcome:
+        """Plant a seed whose parameters are drawn from `generator`, all or nothing."""
+        outcome = lifecycle.germinate(self.state, wish, self.rules)
+        if outcome.state is not None and outcome.succeeded:
+            self._plant(self._build(outcome.state, generator, device))
+        return self._commit(outcome)
+
+    def advance(self) -> Outcome:
+        """Try the gate to the next stage."""
+        return self._commit(lifecycle.advance(self.state, self.rules))
+
+    def fossilize(self) -> Outcome:
+        """Make a held seed permanent if its gate lets it."""
+        return self._commit(lifecycle.fossilize(self.state, self.rules))
+
+    def prune(self, cause: PruneCause) -> Outcome:
+        """Remove the seed at once."""
+        return self._commit(lifecycle.prune(self.state, cause))
+
+    def schedule_prune(self, ramp: Ramp, cause: PruneCause) -> Outcome:
+        """Ramp alpha down, then remove the seed."""
+        return self._commit(lifecycle.schedule_prune(self.state, ramp, cause))
+
+    def set_alpha_target(self, target: float, ramp: Ramp) -> Outcome:
+        """Send alpha to another target."""
+        return self._commit(lifecycle.set_alpha_target(self.state, target, ramp))
+
+    def tick(self) -> Outcome:
+        """Let one step pass."""
+        return self._commit(lifecycle.tick(self.state, self.rules))
+
+    def apply_outcome(self, outcome: Outcome) -> tuple[Payload, ...]:
+        """Make an outcome of the lifecycle true and return what there is to tell."""
+        told = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
+        payloads = tuple(payload for payload in told if payload is not None)
+        for effect in outcome.effects:
+            match effect:
+                case ModuleDropped():
+                    self._plant(NO_MODULES)
+                case FreezeSet(is_frozen):
+                    self._freeze(is_frozen=is_frozen)
+        self._set_state(outcome.state)
+        return payloads
+
+    # --- Measurements ------------------------------------------------------------------------
+
+    def record_accuracy(self, accuracy_pct: float) -> None:
+        """Remember the host's accuracy; an empty slot has nobody to remember it."""
+        if self.state is not None:
+            self.state = with_accuracy(self.state, accuracy_pct)
+
+    def record_contribution(self, contribution_pp: float) -> None:
+        """Remember what the seed was found to be worth."""
+        self.state = with_contribution(self._occupant(), contribution_pp)
+
+    def record_interaction(
+        self, interaction_sum_pp: float | None, boost_received_pp: float | None
+    ) -> None:
+        """Remember how the seed gets on with the others, or that this pass did not measure it."""
+        self.state = with_interaction(self._occupant(), interaction_sum_pp, boost_received_pp)
+
+    def record_gradient(self, reading: GradientReading) -> None:
+        """Remember the seed's gradient."""
+        self.state = with_gradient(self._occupant(), reading)
+
+    def report(
+        self, *, upstream_alpha_sum: float = 0.0, downstream_alpha_sum: float = 0.0
+    ) -> SeedReport | None:
+        """Say how the seed is; an empty slot has no report."""
+        if self.state is None:
+            return None
+        return report_of(
+            self.state,
+            slot_id=self.slot_id,
+            num_params=self.num_params,
+            upstream_alpha_sum=upstream_alpha_sum,
+            downstream_alpha_sum=downstream_alpha_sum,
+        )
+
+    def seed_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of the seed and its gate network."""
+        for module in (self.seed, self.gate):
+            if module is not None:
+                yield from module.parameters()
+
+    # --- Restoring ---------------------------------------------------------------------------
+
+    def modules_for(
+        self, state: SeedState | None, device: torch.device | None = None
+    ) -> SeedModules:
+        """Return modules for a stored state, built from its blueprint; weights come later.
+
+        A live seed of the same id keeps its modules, so that its parameters stay who they are.
+        """
+        if state is None or state.stage in COOLDOWN_STAGES:
+            return NO_MODULES
+        if self.seed is not None and self._occupant().seed_id == state.seed_id:
+            return SeedModules(self.seed, self.gate)
+        return self._build(state, torch.Generator(), device)
+
+    def restore(self, state: SeedState | None, modules: SeedModules) -> None:
+        """Take on a stored state and the modules made for it."""
+        self._plant(modules)
+        self._set_state(state)
+        self._freeze(is_frozen=state is not None and state.is_frozen)
+
+    # --- Inside ------------------------------------------------------------------------------
+
+    def _commit(self, outcome: Outcome) -> Outcome:
+        for payload in self.apply_outcome(outcome):
+            self.emit(payload)
+        return outcome
+
+    def _set_state(self, state: SeedState | None) -> None:
+        self.state = state
+        self._alpha = None
+
+    def _build(
+        self, state: SeedState, generator: torch.Generator, device: torch.device | None
+    ) -> SeedModules:
+        seed = build_seed(self.topology, state.blueprint, self.channels, generator).to(device)
+        self._probe(seed, device)
+        if state.style.algorithm is not AlphaAlgorithm.GATE:
+            return SeedModules(seed)
+        gate = GateNetwork(self.channels, self.topology, generator)
+        return SeedModules(seed, gate.to(device))
+
+    def _probe(self, seed: nn.Module, device: torch.device | None) -> None:
+        is_cnn = self.topology is Topology.CNN
+        shape = (1, self.channels, 8, 8) if is_cnn else (2, 8, self.channels)
+        with torch.no_grad():
+            output = seed(torch.zeros(shape, device=device))
+        if output.shape != shape:
+            raise ContractError(
+                f"slot {self.slot_id!r}: the seed turned {shape} into {tuple(output.shape)}; "
+                "a seed must keep the shape"
+            )
+
+    def _plant(self, modules: SeedModules) -> None:
+        self.seed, self.gate = modules
+        self.train(self.training)
+        self.num_params = sum(parameter.numel() for parameter in self.seed_parameters())
+
+    def _freeze(self, *, is_frozen: bool) -> None:
+        for parameter in self.seed_parameters():
+            parameter.requires_grad_(not is_frozen)
+            if is_frozen:
+                parameter.grad = None
+
+    def _occupant(self) -> SeedState:
+        if self.state is None:
+            raise ContractError(f"slot {self.slot_id!r} is empty; there is no seed to speak of")
+        return self.state

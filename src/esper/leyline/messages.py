@@ -1,0 +1,185 @@
+"""What engine, control and trainer tell each other within a round.
+
+Ids, numbers, reports and actions only, never a live module: every message could cross the edge of
+a process. Tuples over envs are in env order, and a quarantined env has None in its place.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from esper.leyline.actions import ActionOutcome, ActionSpec
+from esper.leyline.attribution import AttributionEvidence
+from esper.leyline.payloads import CoalitionResult, HeadChoice, Payload
+from esper.leyline.reports import SeedReport
+from esper.leyline.rewards import RewardComponents
+from esper.leyline.signals import TrainingSignals
+
+__all__ = [
+    "DecisionDetail",
+    "EnvEvidence",
+    "EnvFailure",
+    "EnvOutcome",
+    "Panic",
+    "PanicReason",
+    "PenaltyOutcome",
+    "Phase",
+    "RollbackReport",
+    "StepDecision",
+    "StepEvidence",
+    "StepOutcome",
+    "StepRecord",
+]
+
+
+class Phase(StrEnum):
+    """What an env was going through."""
+
+    BUILD = "build"
+    TRAIN = "train"
+    VALIDATE = "validate"
+    APPLY = "apply"
+
+
+class EnvFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """An env broke; it is quarantined for the rest of the round."""
+
+    env_id: int
+    phase: Phase
+    step: int | None
+    batch: int | None = None
+    slot_id: str | None = None
+    layer: str | None = None
+    error_type: str
+    message: str
+
+
+class PanicReason(StrEnum):
+    """Why a host is given up."""
+
+    NAN = "nan"
+    """The loss is not finite."""
+    LOBOTOMY = "lobotomy"
+    """A host that knew something guesses again."""
+    DIVERGENCE = "divergence"
+    """The loss exploded for several steps in a row."""
+
+
+class Panic(msgspec.Struct, frozen=True, kw_only=True):
+    """The governor's verdict that asks for a rollback."""
+
+    reason: PanicReason
+    loss: float
+    threshold: float | None
+    """The loss above which a value counts as divergence, once there is a history."""
+    consecutive_anomalies: int
+
+
+class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What one env showed in this step's training and validation, before the decision."""
+
+    env_id: int
+    signals: TrainingSignals
+    reports: tuple[SeedReport, ...]
+    """Occupied slots, in action order."""
+    attribution: AttributionEvidence
+    coalitions: tuple[CoalitionResult, ...]
+    """Accuracies of the active seeds' coalitions; empty when there was nothing to ablate."""
+    strategy: str
+    """`full_factorial` or `leave_one_out`."""
+    stable_accuracy_pct: float
+    """The lowest of the last accuracies, over the escrow window."""
+    host_params: int
+    total_params: int
+    host_gradient_norm: float | None
+    became_stable: bool
+    """The host's stability latch was set in this step."""
+    panic: Panic | None
+    train_samples: int
+    val_samples: int
+    alarms: tuple[Payload, ...] = ()
+    """Gradient anomalies and the like that the passes came across."""
+
+
+class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What all envs showed in one step."""
+
+    round: int
+    step: int
+    envs: tuple[EnvEvidence | None, ...]
+    failures: tuple[EnvFailure, ...] = ()
+    """Envs that broke since the last message."""
+
+
+class DecisionDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """How a decision came about, for whoever looks at the policy."""
+
+    value_estimate: float | None
+    op_probabilities: dict[str, float | None]
+    heads: dict[str, HeadChoice]
+    is_forced: bool
+    """WAIT was the only legal op."""
+    observation_hash: str | None
+
+
+class StepDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """What every env shall do; an env that panicked is rolled back instead."""
+
+    round: int
+    step: int
+    actions: tuple[ActionSpec | None, ...]
+    details: tuple[DecisionDetail | None, ...]
+    previous_rewards: tuple[float | None, ...]
+    """What the decisions of the step before earned; None at the start of an episode."""
+
+
+class RollbackReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollback that was carried out."""
+
+    panic: Panic
+    pruned_slots: tuple[str, ...]
+
+
+class PenaltyOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a rollback's penalty."""
+
+    blamed_step: int | None
+    """The step that took it; None when the segment had none."""
+    num_steps_forfeited: int
+    """Steps of the segment whose reward is lost, the blamed one included."""
+
+
+class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one env's decision, and how the env stands after the step's tick."""
+
+    env_id: int
+    outcome: ActionOutcome
+    rollback: RollbackReport | None
+    action_events: tuple[Payload, ...]
+    """What the action caused, causal chain included, in order."""
+    tick_events: tuple[Payload, ...]
+    """What the passing of the step caused."""
+    reports: tuple[SeedReport, ...]
+    """After the tick: what the next step would start from."""
+    signals: TrainingSignals
+    num_auto_prunes: int
+    """Prunes that the governor made."""
+
+
+class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one step's decisions."""
+
+    round: int
+    step: int
+    envs: tuple[EnvOutcome | None, ...]
+    failures: tuple[EnvFailure, ...] = ()
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step earned."""
+
+    rewards: tuple[float | None, ...]
+    """Raw, before normalisation; None for quarantined and rolled-back envs."""
+    components: tuple[RewardComponents | None, ...]
+    alarms: tuple[tuple[int, Payload], ...] = ()
+    """Suspicions about rewards, by env."""

@@ -1,0 +1,42 @@
+"""Named random streams: every random choice of a run has a seed of its own, derived here."""
+
+import hashlib
+from enum import StrEnum
+
+__all__ = ["StreamPurpose", "stream_seed"]
+
+
+class StreamPurpose(StrEnum):
+    """What a stream's numbers are drawn for; a stored run depends on these words."""
+
+    INIT = "init"
+    """Parameters of a host."""
+    SEED_INIT = "seed_init"
+    """Parameters of a seed that germinates."""
+    POLICY_INIT = "policy_init"
+    DATA_ORDER = "data_order"
+    AUGMENTATION = "augmentation"
+    DROPOUT = "dropout"
+    ACTION = "action"
+    UPDATE = "update"
+    """Order of the minibatches of a PPO update."""
+    SHAPLEY = "shapley"
+    SYNTHETIC = "synthetic"
+    """Data made up where no real data are."""
+
+
+def stream_seed(
+    run_seed: int,
+    *,
+    purpose: StreamPurpose,
+    round: int | None = None,
+    env: int | None = None,
+    step: int | None = None,
+) -> int:
+    """Return the 63-bit seed of one stream.
+
+    Streams that differ in any argument are independent of each other. A coordinate that a stream
+    does not depend on is left out, which differs from 0.
+    """
+    name = f"{run_seed}/{purpose.value}/{round}/{env}/{step}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

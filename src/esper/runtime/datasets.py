@@ -1,0 +1,70 @@
+"""Tensors of a task in memory, parted into train, validation and test."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import Tensor
+
+from esper.leyline.errors import ContractError
+from esper.runtime.sources import DataOrigin
+
+__all__ = ["Part", "PixelScale", "Split", "TensorDataset"]
+
+
+class Part(StrEnum):
+    """The three parts of a data set."""
+
+    TRAIN = "train"
+    VAL = "val"
+    """What gates, rewards and checkpoint choices look at."""
+    TEST = "test"
+    """What no choice has seen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Inputs and their targets, row by row."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
+            raise ContractError(
+                f"a split needs as many inputs as targets and at least one, "
+                f"got {len(self.inputs)} and {len(self.targets)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PixelScale:
+    """Mean and deviation of each channel, in the units in which pixels are stored."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorDataset:
+    """A data set in memory.
+
+    Bytes stay bytes until they are in a batch: pixels are scaled there, tokens widened.
+    """
+
+    train: Split
+    val: Split
+    test: Split
+    origin: DataOrigin = DataOrigin.FILES
+    note: str | None = None
+    """One sentence that the operator has to know about these data."""
+    pixel_scale: PixelScale | None = None
+    """How stored pixels become inputs; None takes inputs as they are."""
+    crop_padding: int = 0
+    """Black pixels around an image from which training crops at random; 0 never augments."""
+
+    def part(self, part: Part) -> Split:
+        """Return one of the parts."""
+        return {Part.TRAIN: self.train, Part.VAL: self.val, Part.TEST: self.test}[part]

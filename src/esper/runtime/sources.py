@@ -1,0 +1,55 @@
+"""What a loader is told about where data may come from, and what it answers. No torch."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+from esper.leyline.config import DataSource
+
+__all__ = ["CancelCheck", "DataOrigin", "DataRequest", "ProgressCallback", "never_cancelled"]
+
+ProgressCallback: TypeAlias = Callable[[str, int, int | None], None]
+"""Told the file's name, the bytes so far and, where known, all bytes."""
+
+CancelCheck: TypeAlias = Callable[[], None]
+"""Called between pieces of work; raises to end it there."""
+
+
+class DataOrigin(StrEnum):
+    """Where data came from."""
+
+    FILES = "files"
+    DOWNLOAD = "download"
+    """Fetched by Esper, now or in an earlier run: the same run says the same every time."""
+    PACKAGE = "package"
+    """Shipped with Esper or with Python."""
+    SYNTHETIC = "synthetic"
+
+
+def never_cancelled() -> None:
+    """Let work go on."""
+
+
+def default_cache_dir() -> Path:
+    """Return where downloads are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "esper"
+
+
+def _ignore_progress(name: str, num_bytes: int, total_bytes: int | None) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataRequest:
+    """What a run asks of a loader."""
+
+    source: DataSource = DataSource.AUTO
+    data_dir: Path | None = None
+    """Read, never written to."""
+    cache_dir: Path = field(default_factory=default_cache_dir)
+    on_progress: ProgressCallback = _ignore_progress
+    check_cancelled: CancelCheck = never_cancelled

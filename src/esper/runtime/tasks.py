@@ -1,0 +1,129 @@
+"""The registry of tasks: what ships with Esper, what plug-ins add. Loads torch only to build."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from esper.leyline.errors import EsperError, TaskPluginError
+from esper.leyline.tasks import TASKS, TaskSpec, task_named
+from esper.runtime.sources import DataRequest
+
+if TYPE_CHECKING:
+    from torch import Generator, nn
+
+    from esper.runtime.datasets import TensorDataset
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "HostBuilder",
+    "RegisteredTask",
+    "TaskLoader",
+    "TaskRegistry",
+    "all_tasks",
+    "load_dataset",
+    "register_task",
+    "registered_task",
+]
+
+ENTRY_POINT_GROUP: Final = "esper.tasks"
+"""Each entry point names a function without parameters that calls register_task."""
+
+TaskLoader: TypeAlias = "Callable[[TaskSpec, DataRequest], TensorDataset]"
+HostBuilder: TypeAlias = "Callable[[TaskSpec, Generator], nn.Module]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegisteredTask:
+    """A task and the functions that make its parts."""
+
+    spec: TaskSpec
+    load: TaskLoader
+    build_host: "HostBuilder | None" = None
+    """None builds the host that `spec.host` describes."""
+
+
+def _load_shipped(spec: TaskSpec, request: DataRequest) -> "TensorDataset":
+    # Everything that needs torch waits until data are wanted.
+    from esper.runtime.loaders import LOADERS
+
+    return LOADERS[spec.dataset](spec, request)
+
+
+def installed_plugins() -> Iterable[EntryPoint]:
+    """Return the entry points of installed packages."""
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
+@dataclass(eq=False, slots=True)
+class TaskRegistry:
+    """The known tasks; plug-ins are asked once, when somebody first looks."""
+
+    find_plugins: Callable[[], Iterable[EntryPoint]] = installed_plugins
+    _tasks: dict[str, RegisteredTask] = field(init=False)
+    _has_asked: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._tasks = {
+            name: RegisteredTask(spec=spec, load=_load_shipped) for name, spec in TASKS.items()
+        }
+
+    def register(self, task: RegisteredTask) -> None:
+        """Add a task."""
+        if task.spec.name in self._tasks:
+            raise TaskPluginError(task.spec.name, "there is a task of this name already")
+        self._tasks[task.spec.name] = task
+
+    def all_tasks(self) -> Mapping[str, TaskSpec]:
+        """Return every task by its name."""
+        self._ask_plugins()
+        return {name: task.spec for name, task in self._tasks.items()}
+
+    def named(self, name: str) -> RegisteredTask:
+        """Return the task with this name."""
+        return self._tasks[task_named(name, self.all_tasks()).name]
+
+    def _ask_plugins(self) -> None:
+        if self._has_asked:
+            return
+        self._has_asked = True
+        for plugin in self.find_plugins():
+            try:
+                plugin.load()()
+            except EsperError:
+                raise
+            except Exception as error:  # whatever somebody else's code raises
+                reason = f"{plugin.value} failed: {error!r}; repair or uninstall the package"
+                raise TaskPluginError(plugin.name, reason) from error
+
+
+_REGISTRY: Final = TaskRegistry()
+
+
+def register_task(
+    spec: TaskSpec, *, load: TaskLoader, build_host: "HostBuilder | None" = None
+) -> None:
+    """Add a task of your own to those that `esper-train` knows.
+
+    Args:
+        spec: the task.
+        load: loads its data.
+        build_host: builds its host, where `spec.host` does not describe one of ours.
+    """
+    _REGISTRY.register(RegisteredTask(spec=spec, load=load, build_host=build_host))
+
+
+def all_tasks() -> Mapping[str, TaskSpec]:
+    """Return every task, shipped or registered, by its name."""
+    return _REGISTRY.all_tasks()
+
+
+def registered_task(name: str) -> RegisteredTask:
+    """Return the task with this name and the functions that make its parts."""
+    return _REGISTRY.named(name)
+
+
+def load_dataset(name: str, request: DataRequest) -> "TensorDataset":
+    """Load the data of the task with this name."""
+    task = registered_task(name)
+    return task.load(task.spec, request)

@@ -1,0 +1,1 @@
+"""The learner: rollout buffer, advantages, PPO update and its metrics."""

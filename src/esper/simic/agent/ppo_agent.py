@@ -1,0 +1,289 @@
+"""Owns the PPO agent: what the trainer sees of it, and what a checkpoint keeps of it."""
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+from esper.leyline.actions import Op
+from esper.leyline.errors import UnreadableFileError
+from esper.leyline.payloads import LstmHealth
+from esper.simic.agent.gae import Advantages, compute_gae
+from esper.simic.agent.ppo_config import PPOConfig, coefficients_at
+from esper.simic.agent.ppo_metrics import (
+    LossMetrics,
+    PPOMetrics,
+    ReturnMetrics,
+    materialize_figures,
+    materialize_heads,
+    materialize_lstm_health,
+    reduced,
+    reduced_heads,
+)
+from esper.simic.agent.ppo_update import UpdateTrace, build_update_batch, run_update
+from esper.simic.agent.return_metrics import pack_return_metrics
+from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
+from esper.simic.normalizers import RewardNormalizer, ValueNormalizer
+from esper.tamiyo.mask_types import ActionMasks
+from esper.tamiyo.network import Decision, LstmState, PolicyNetwork
+
+__all__ = ["AGENT_STATE_VERSION", "PPOAgent"]
+
+AGENT_STATE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _BeforeUpdate:
+    """What was measured before the first optimizer step; nothing, when the round had no row."""
+
+    returns: ReturnMetrics | None = None
+    op_q_values: tuple[float, ...] = ()
+    num_usable_steps: int = 0
+    has_low_return_variance: bool = False
+    is_advantage_std_floored: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class PPOAgent:
+    """A policy network with its optimizer, its rollout and its place in the schedules."""
+
+    config: PPOConfig
+    network: PolicyNetwork
+    device: torch.device
+    num_updates: int = 0
+    """Updates that took at least one optimizer step; the schedules follow it."""
+    optimizer: AdamW = field(init=False)
+    buffer: RolloutBuffer = field(init=False)
+    value_normalizer: ValueNormalizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.network.to(self.device)
+        self.optimizer = _build_optimizer(self.network, self.config)
+        self.buffer = RolloutBuffer(
+            num_envs=self.config.num_envs,
+            num_steps=self.config.num_steps,
+            obs_dim=self.config.policy.obs_dim,
+            num_slots=self.config.policy.num_slots,
+            device=self.device,
+        )
+        self.value_normalizer = ValueNormalizer(self.device)
+
+    @classmethod
+    def build(
+        cls,
+        config: PPOConfig,
+        *,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+    ) -> "PPOAgent":
+        """Return a new agent whose initial weights come from this generator."""
+        network = PolicyNetwork(config.policy, generator)
+        return cls(config=config, network=network, device=torch.device(device))
+
+    def initial_state(self) -> LstmState:
+        """Return the memory of envs that have seen nothing."""
+        return self.network.initial_state(self.config.num_envs)
+
+    def decide(
+        self,
+        obs: Tensor,
+        blueprints: Tensor,
+        masks: ActionMasks,
+        state: LstmState,
+        *,
+        generator: torch.Generator | None,
+    ) -> Decision:
+        """Choose for all envs; without a generator, take the likeliest choices."""
+        return self.network.decide(obs, blueprints, masks, state, generator=generator)
+
+    @torch.no_grad()
+    def bootstrap_values(self, obs: Tensor, blueprints: Tensor, state: LstmState) -> Tensor:
+        """Return V of what follows truncated steps, with the memory that those steps left."""
+        return self.network.step(obs, blueprints, state).values
+
+    def update(
+        self,
+        reward_normalizer: RewardNormalizer,
+        *,
+        generator: torch.Generator,
+        rollout_state: LstmState | None = None,
+        check_cancelled: Callable[[], None] | None = None,
+    ) -> PPOMetrics:
+        """Learn from the finished round in the buffer and empty it.
+
+        Args:
+            reward_normalizer: puts the round's raw rewards on scale and learns from them.
+            generator: decides the order of env rows; on the CPU.
+            rollout_state: the memory at the end of the rollout, for the metrics.
+            check_cancelled: called between minibatches; what it raises ends the update.
+        """
+        batch = self.buffer.batch()
+        if self.buffer.num_rows == 0:
+            metrics = self._metrics(_BeforeUpdate(), UpdateTrace(), rollout_state)
+            self.buffer.reset()
+            return metrics
+        advantages = self.estimate_advantages(reward_normalizer)
+        before = self._measure(batch, advantages)
+        self.value_normalizer.update(advantages.returns, batch.valid)
+        prepared = build_update_batch(
+            self.network,
+            batch,
+            cuts=self.buffer.cuts(),
+            advantages=advantages,
+            value_targets=self.value_normalizer.normalize(advantages.returns),
+            config=self.config,
+        )
+        trace = run_update(
+            self.network,
+            self.optimizer,
+            prepared,
+            config=self.config,
+            weights=coefficients_at(self.config, self.num_updates),
+            generator=generator,
+            check_cancelled=check_cancelled,
+        )
+        metrics = self._metrics(before, trace, rollout_state)
+        self.num_updates += metrics.has_learned
+        self.buffer.reset()
+        return metrics
+
+    def estimate_advantages(self, reward_normalizer: RewardNormalizer) -> Advantages:
+        """Return what the finished round was worth; the normaliser learns from it once."""
+        batch = self.buffer.batch()
+        is_paid = batch.valid & ~batch.is_forfeited
+        normalized = reward_normalizer.normalize_round(batch.rewards, is_paid)
+        return compute_gae(
+            rewards=torch.where(batch.is_forfeited, batch.penalties, normalized),
+            values=self.value_normalizer.denormalize(batch.values),
+            bootstrap_values=self.value_normalizer.denormalize(batch.bootstrap_values),
+            ends=batch.ends,
+            valid=batch.valid,
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a checkpoint keeps; loadable with weights_only.
+
+        The buffer is not part of it: checkpoints are taken between rounds, when it is empty.
+        """
+        return {
+            "version": AGENT_STATE_VERSION,
+            "config": msgspec.to_builtins(self.config),
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "value_normalizer": self.value_normalizer.state_dict(),
+            "num_updates": self.num_updates,
+        }
+
+    @classmethod
+    def from_state(
+        cls, state: Mapping[str, Any], *, device: torch.device | str = "cpu"
+    ) -> "PPOAgent":
+        """Return the agent that `state_dict` was taken of."""
+        if state["version"] != AGENT_STATE_VERSION:
+            raise UnreadableFileError(
+                "agent state",
+                f"has version {state['version']}, this Esper reads {AGENT_STATE_VERSION}",
+            )
+        config = msgspec.convert(state["config"], PPOConfig)
+        # Weights are overwritten at once, so the seed of this generator does not matter.
+        agent = cls.build(config, generator=torch.Generator(), device=device)
+        agent.network.load_state_dict(state["network"])
+        agent.optimizer.load_state_dict(state["optimizer"])
+        agent.value_normalizer.load_state_dict(state["value_normalizer"])
+        agent.num_updates = state["num_updates"]
+        return agent
+
+    def save(self, path: Path | str) -> None:
+        """Write the agent alone to a file that `load` reads."""
+        torch.save({"agent": self.state_dict()}, path)
+
+    @classmethod
+    def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> "PPOAgent":
+        """Read the agent from a checkpoint, be it of the agent alone or of a whole run."""
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            state = checkpoint["agent"]
+        except FileNotFoundError:
+            raise UnreadableFileError(path, "no such checkpoint") from None
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+            raise UnreadableFileError(path, f"not a checkpoint of Esper: {error!r}") from None
+        return cls.from_state(state, device=device)
+
+    @torch.no_grad()
+    def _measure(self, batch: RolloutBatch, advantages: Advantages) -> _BeforeUpdate:
+        output = self.network.step(batch.obs[:, 0], batch.blueprints[:, 0], self.initial_state())
+        ops = torch.arange(len(Op), device=self.device).expand(self.config.num_envs, -1)
+        hidden = output.hidden.unsqueeze(1).expand(-1, len(Op), -1)
+        q_values = self.value_normalizer.denormalize(self.network.q_values(hidden, ops).mean(0))
+        values = self.value_normalizer.denormalize(batch.values)
+        packed = pack_return_metrics(batch, advantages, values, q_values, self.config)
+        (returns,) = materialize_figures(ReturnMetrics, [packed])
+        return _BeforeUpdate(
+            returns=returns,
+            op_q_values=tuple(q_values.tolist()),
+            num_usable_steps=int((batch.valid & ~batch.is_forced).sum()),
+            has_low_return_variance=_is_below(
+                returns.return_variance, self.config.return_variance_floor
+            ),
+            is_advantage_std_floored=_is_below(
+                returns.advantage_std, self.config.advantage_std_floor
+            ),
+        )
+
+    def _metrics(
+        self, before: _BeforeUpdate, trace: UpdateTrace, rollout_state: LstmState | None
+    ) -> PPOMetrics:
+        weights = coefficients_at(self.config, self.num_updates)
+        return PPOMetrics(
+            losses=reduced(materialize_figures(LossMetrics, trace.losses))
+            if trace.losses
+            else None,
+            heads=reduced_heads(materialize_heads(trace.heads)) if trace.heads else {},
+            returns=before.returns,
+            op_q_values=before.op_q_values,
+            lstm_update=_health(trace.state),
+            lstm_rollout=_health(rollout_state),
+            learning_rate=self.config.lr,
+            entropy_coef=weights.entropy,
+            value_coef=weights.value,
+            has_low_return_variance=before.has_low_return_variance,
+            is_advantage_std_floored=before.is_advantage_std_floored,
+            num_optimizer_steps=trace.num_optimizer_steps,
+            num_finiteness_skips=trace.num_finiteness_skips,
+            nan_gradient_count=trace.nan_gradient_count,
+            inf_gradient_count=trace.inf_gradient_count,
+            usable_steps=before.num_usable_steps,
+            rollback_count=self.buffer.rollback_count,
+            rollback_steps_forfeited=self.buffer.rollback_steps_forfeited,
+            kl_stop_epoch=trace.kl_stop_epoch,
+            kl_divergence=trace.kl_divergence,
+            nonfinite=tuple(dict.fromkeys(trace.nonfinite)),
+        )
+
+
+def _build_optimizer(network: PolicyNetwork, config: PPOConfig) -> AdamW:
+    """Return Adam over everything; only the critics decay, if anything does."""
+    critics = [*network.value.parameters(), *network.q.parameters()]
+    known = set(critics)
+    others = [parameter for parameter in network.parameters() if parameter not in known]
+    groups = [
+        {"params": others, "weight_decay": 0.0},
+        {"params": critics, "weight_decay": config.weight_decay},
+    ]
+    return AdamW(groups, lr=config.lr, eps=1e-5, fused=True)
+
+
+def _health(state: LstmState | None) -> LstmHealth | None:
+    return None if state is None else materialize_lstm_health(state)
+
+
+def _is_below(figure: float | None, floor: float) -> bool:
+    return figure is not None and figure < floor

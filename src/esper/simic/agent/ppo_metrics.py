@@ -1,0 +1,296 @@
+"""Owns what an update measures: the figures, how each is reduced, and the event they become.
+
+A figure is None when it was never measured. Figures are packed on the device in the order of
+their declaration and cross to the host in one piece.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import HEADS, Head, Op
+from esper.leyline.payloads import HeadUpdate, LstmHealth, PPOUpdateCompleted
+from esper.tamiyo.network import LstmState
+
+__all__ = [
+    "HeadMetrics",
+    "LossMetrics",
+    "PPOMetrics",
+    "ReturnMetrics",
+    "materialize_figures",
+    "materialize_heads",
+    "materialize_lstm_health",
+    "pack",
+    "ppo_update_event",
+    "reduced",
+    "reduced_heads",
+    "reducers_of",
+]
+
+T = TypeVar("T")
+
+# --- Reducers: how several measurements become one; those that are None do not count ------------
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Return the mean of what was measured."""
+    measured = [value for value in values if value is not None]
+    return sum(measured) / len(measured) if measured else None
+
+
+def max_of(values: Sequence[float | None]) -> float | None:
+    """Return the largest of what was measured."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def min_of(values: Sequence[float | None]) -> float | None:
+    """Return the smallest of what was measured."""
+    return min((value for value in values if value is not None), default=None)
+
+
+def first_of(values: Sequence[T]) -> T:
+    """Return the first."""
+    return values[0]
+
+
+def last_of(values: Sequence[T]) -> T:
+    """Return the last."""
+    return values[-1]
+
+
+def joined(values: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return every name once, in order of appearance."""
+    return tuple(dict.fromkeys(name for names in values for name in names))
+
+
+def reduced(items: Sequence[T]) -> T:
+    """Reduce several measurements of the same kind, each field by its declared reducer."""
+    kind: type[Any] = type(items[0])
+    values = {
+        name: reducer([getattr(item, name) for item in items])
+        for name, reducer in reducers_of(kind).items()
+    }
+    joint: T = kind(**values)
+    return joint
+
+
+def reduced_if_any(items: Sequence[T | None]) -> T | None:
+    """Reduce those that exist."""
+    present = [item for item in items if item is not None]
+    return reduced(present) if present else None
+
+
+def reduced_heads(items: Sequence[Mapping[Head, T]]) -> dict[Head, T]:
+    """Reduce head by head."""
+    present = [item for item in items if item]
+    return {head: reduced([item[head] for item in present]) for head in HEADS if present}
+
+
+def reducers_of(kind: type[Any]) -> dict[str, Callable[[Sequence[Any]], Any]]:
+    """Return each field's declared reducer."""
+    return {
+        name: hint.__metadata__[0]
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+    }
+
+
+Mean: TypeAlias = Annotated[float | None, mean_of]
+Max: TypeAlias = Annotated[float | None, max_of]
+Min: TypeAlias = Annotated[float | None, min_of]
+Count: TypeAlias = Annotated[int, sum]
+Flag: TypeAlias = Annotated[bool, any]
+First = Annotated[T, first_of]
+Last = Annotated[T, last_of]
+
+# --- Figures --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossMetrics:
+    """One optimizer step, or several reduced."""
+
+    policy_loss: Mean
+    value_loss: Mean
+    q_loss: Mean
+    contribution_loss: Mean
+    entropy: Mean
+    floor_penalty: Mean
+    gradient_norm: Max
+    value_gradient_norm: Max
+    q_gradient_norm: Max
+    clip_fraction: Mean
+    clip_fraction_positive: Mean
+    clip_fraction_negative: Mean
+    ratio_mean: Mean
+    ratio_std: Mean
+    ratio_min: Min
+    ratio_max: Max
+    joint_ratio_max: Max
+    log_prob_min: Min
+    log_prob_max: Max
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadMetrics:
+    """One head in one optimizer step, or in several reduced."""
+
+    entropy: Mean
+    learnable_fraction: Mean
+    gradient_norm: Max
+    ratio_max: Max
+    clip_fraction: Mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReturnMetrics:
+    """A round's values, returns and advantages before the first optimizer step."""
+
+    explained_variance: Mean
+    value_nrmse: Mean
+    value_return_correlation: Mean
+    value_mean: Mean
+    value_std: Max
+    value_min: Min
+    value_max: Max
+    td_error_mean: Mean
+    td_error_std: Mean
+    bellman_error: Mean
+    return_mean: Mean
+    return_std: Mean
+    return_p10: Mean
+    return_p50: Mean
+    return_p90: Mean
+    return_skewness: Mean
+    advantage_mean: Mean
+    advantage_std: Mean
+    advantage_skewness: Mean
+    advantage_kurtosis: Mean
+    advantage_positive_fraction: Mean
+    return_variance: Mean
+    forced_fraction: Mean
+    q_spread: Mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOMetrics:
+    """Everything that one update measured, or the updates of a round reduced."""
+
+    losses: Annotated[LossMetrics | None, reduced_if_any]
+    """None when no optimizer step was taken."""
+    heads: Annotated[Mapping[Head, HeadMetrics], reduced_heads]
+    """Empty when no optimizer step was taken."""
+    returns: Annotated[ReturnMetrics | None, reduced_if_any]
+    """None when the round had no row."""
+    op_q_values: First[tuple[float, ...]]
+    """Mean over the envs' first steps, in the order of ops; empty when the round had no row."""
+    lstm_update: Last[LstmHealth | None]
+    lstm_rollout: Last[LstmHealth | None]
+    learning_rate: Last[float]
+    entropy_coef: Last[float]
+    value_coef: Last[float]
+    has_low_return_variance: Flag
+    is_advantage_std_floored: Flag
+    num_optimizer_steps: Count
+    num_finiteness_skips: Count
+    nan_gradient_count: Count
+    inf_gradient_count: Count
+    usable_steps: Count
+    rollback_count: Count
+    rollback_steps_forfeited: Count
+    kl_stop_epoch: Annotated[int | None, min_of]
+    """The inner epoch in which the KL stop ended the update; None when it ran to its end."""
+    kl_divergence: Max
+    """The last one looked at: where the KL stop fired, that of the step that was not taken."""
+    nonfinite: Annotated[tuple[str, ...], joined]
+    """Heads, critics or gradients that were not finite in a skipped step."""
+
+    @property
+    def has_learned(self) -> bool:
+        """Tell whether at least one optimizer step was taken."""
+        return self.num_optimizer_steps > 0
+
+    @property
+    def skip_reason(self) -> str | None:
+        """Return why nothing was learned, or None."""
+        if self.has_learned:
+            return None
+        if self.num_finiteness_skips:
+            return "nonfinite"
+        return "no_rows" if self.usable_steps == 0 else "kl_stop"
+
+
+# --- From the device ------------------------------------------------------------------------------
+
+
+def pack(kind: type, **figures: Tensor) -> Tensor:
+    """Stack figures [...] in the order in which `kind` declares them, [num_fields, ...]."""
+    return torch.stack([figures[item.name].float() for item in fields(kind)])
+
+
+def materialize_figures(kind: type[T], packed: Sequence[Tensor]) -> list[T]:
+    """Bring packed figures to the host in one transfer; what is NaN was not measured."""
+    names = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+    rows = torch.stack(list(packed)).tolist()
+    return [kind(**dict(zip(names, map(_measured, row), strict=True))) for row in rows]
+
+
+def materialize_heads(packed: Sequence[Tensor]) -> list[dict[Head, HeadMetrics]]:
+    """Bring packed figures of all heads, [num_fields, heads] each, to the host in one transfer."""
+    by_head = [tensor.T for tensor in packed]
+    flat = materialize_figures(HeadMetrics, list(torch.cat(by_head)))
+    rows = [flat[first : first + len(HEADS)] for first in range(0, len(flat), len(HEADS))]
+    return [dict(zip(HEADS, row, strict=True)) for row in rows]
+
+
+def materialize_lstm_health(state: LstmState) -> LstmHealth:
+    """Measure the recurrent state of all envs, in one transfer."""
+    both = torch.stack((state.h, state.c)).double()
+    env_rms = both.square().mean(-1).sqrt()
+    figures = torch.cat(
+        (
+            both.square().mean((1, 2)).sqrt(),
+            env_rms.amax(-1),
+            both.abs().amax((1, 2)),
+            both.isnan().any().double().view(1),
+            both.isinf().any().double().view(1),
+        )
+    )
+    h_rms, c_rms, h_env, c_env, h_abs, c_abs, has_nan, has_inf = figures.tolist()
+    return LstmHealth(
+        h_rms=h_rms,
+        c_rms=c_rms,
+        h_env_rms_max=h_env,
+        c_env_rms_max=c_env,
+        h_abs_max=h_abs,
+        c_abs_max=c_abs,
+        has_nan=bool(has_nan),
+        has_inf=bool(has_inf),
+    )
+
+
+def _measured(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+# --- To the bus -----------------------------------------------------------------------------------
+
+
+def ppo_update_event(metrics: PPOMetrics, update_ms: float) -> PPOUpdateCompleted:
+    """Return the event of an update that took at least one optimizer step."""
+    assert metrics.losses is not None, "no optimizer step, no such event"
+    assert metrics.returns is not None, "no optimizer step without rows"
+    known = {
+        **asdict(metrics.losses),
+        **asdict(metrics.returns),
+        **{item.name: getattr(metrics, item.name) for item in fields(metrics)},
+        "heads": {head.value: HeadUpdate(**asdict(row)) for head, row in metrics.heads.items()},
+        "op_q_values": {op.name: q for op, q in zip(Op, metrics.op_q_values, strict=True)},
+        "update_ms": update_ms,
+    }
+    return PPOUpdateCompleted(
+        **{name: known[name] for name in PPOUpdateCompleted.__struct_fields__}
+    )

@@ -1,0 +1,450 @@
+"""Owns the PPO update: advantages, ratios, losses, clipping, the KL stop and the finiteness gate.
+
+Shapes: N envs (rows), T steps, K heads, W widest head.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from esper.leyline.actions import HEADS
+from esper.simic.agent.gae import Advantages
+from esper.simic.agent.ppo_config import Coefficients, PPOConfig
+from esper.simic.agent.ppo_metrics import HeadMetrics, LossMetrics, pack
+from esper.simic.agent.rollout_buffer import RolloutBatch
+from esper.tamiyo.network import LstmState, PolicyNetwork, PolicyOutput
+
+__all__ = [
+    "Evaluation",
+    "Losses",
+    "Ratios",
+    "UpdateBatch",
+    "UpdateTrace",
+    "build_update_batch",
+    "compute_losses",
+    "compute_ratios",
+    "evaluate_actions",
+    "minibatch_rows",
+    "normalized_advantages",
+    "run_update",
+]
+
+MAX_LOG_RATIO: Final = 20.0
+MAX_JOINT_LOG_RATIO: Final = 30.0
+KL_STOP_FACTOR: Final = 1.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateBatch:
+    """What the losses look at; constant over all inner epochs."""
+
+    obs: Tensor  # [N, T, D]
+    blueprints: Tensor  # [N, T, S]
+    starts: Tensor  # bool [N, T]
+    actions: Tensor  # [N, T, K]
+    old_log_probs: Tensor  # [N, T, K]
+    choice_masks: Tensor  # bool [N, T, K, W]
+    available_masks: Tensor  # bool [N, T, K, W]
+    is_learnable: Tensor  # [N, T, K]: the head mattered for the effective op, and op had a choice
+    is_available: Tensor  # [N, T, K]: the head could have mattered, and had a choice
+    advantages: Tensor  # [N, T], normalised
+    value_targets: Tensor  # [N, T], normalised
+    value_weights: Tensor  # [N, T]
+    ops: Tensor  # [N, T]
+    contributions: Tensor  # [N, T, S]
+    is_measured: Tensor  # [N, T, S]
+    cuts: tuple[tuple[int, ...], ...]
+    """Per row, the steps after the first at which a segment starts."""
+
+    def rows(self, index: Sequence[int]) -> "UpdateBatch":
+        """Return the rows of these envs."""
+        chosen = torch.tensor(index, dtype=torch.long, device=self.obs.device)
+        tensors = {
+            item.name: getattr(self, item.name)[chosen]
+            for item in fields(self)
+            if item.name != "cuts"
+        }
+        return UpdateBatch(**tensors, cuts=tuple(self.cuts[row] for row in index))
+
+    def all_cuts(self) -> list[int]:
+        """Return every step after the first at which some row starts a segment."""
+        return sorted({step for cuts in self.cuts for step in cuts})
+
+
+@dataclass(eq=False, slots=True)
+class UpdateTrace:
+    """What happened in the course of an update; figures stay on the device until its end."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    heads: list[Tensor] = field(default_factory=list)
+    state: LstmState | None = None
+    num_optimizer_steps: int = 0
+    num_finiteness_skips: int = 0
+    nan_gradient_count: int = 0
+    inf_gradient_count: int = 0
+    nonfinite: list[str] = field(default_factory=list)
+    kl_stop_epoch: int | None = None
+    kl_divergence: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """The stored actions under the current weights."""
+
+    output: PolicyOutput
+    log_probs: Tensor  # [N, T, K]
+    entropies: Tensor  # [N, T, K]
+    available_entropies: Tensor  # [N, T, K]
+    q_values: Tensor  # [N, T]
+    contributions: Tensor  # [N, T, S]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratios:
+    """How much likelier the stored actions have become."""
+
+    heads: Tensor  # [N, T, K]
+    joint: Tensor  # [N, T]
+    kl_divergence: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """The terms of the loss, unweighted."""
+
+    policy: Tensor
+    value: Tensor
+    q: Tensor
+    entropy: Tensor
+    """The bonus: entropies weighted by head, to be subtracted."""
+    floor_penalty: Tensor
+    contribution: Tensor
+
+    def total(self, weights: Coefficients) -> Tensor:
+        """Return what is minimised."""
+        return (
+            self.policy
+            + weights.value * (self.value + 0.5 * self.q)
+            - weights.entropy * self.entropy
+            + weights.floor * self.floor_penalty
+            + weights.contribution * self.contribution
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Verdict:
+    """What the host needs to know before it lets the optimizer step."""
+
+    kl_divergence: float
+    is_finite: bool
+
+
+def build_update_batch(
+    network: PolicyNetwork,
+    batch: RolloutBatch,
+    *,
+    cuts: Sequence[Sequence[int]],
+    advantages: Advantages,
+    value_targets: Tensor,
+    config: PPOConfig,
+) -> UpdateBatch:
+    """Prepare everything that does not change over the inner epochs."""
+    space = network.space
+    ops = batch.actions[..., -1]
+    available = space.available_masks(batch.masks)
+    is_free = (batch.valid & ~batch.is_forced).unsqueeze(-1)
+    weights = torch.where(batch.is_forced, config.forced_value_weight, 1.0)
+    return UpdateBatch(
+        obs=batch.obs,
+        blueprints=batch.blueprints,
+        starts=batch.starts,
+        actions=batch.actions,
+        old_log_probs=batch.log_probs,
+        choice_masks=space.choice_masks(batch.masks, ops),
+        available_masks=available.masks,
+        is_learnable=space.causal[batch.effective_ops] & is_free,
+        is_available=available.has_choice & is_free,
+        advantages=normalized_advantages(advantages.advantages, batch.valid, config),
+        value_targets=value_targets,
+        value_weights=weights * batch.valid,
+        ops=ops,
+        contributions=batch.contributions,
+        is_measured=batch.is_measured & batch.valid.unsqueeze(-1),
+        cuts=tuple(tuple(row) for row in cuts),
+    )
+
+
+def normalized_advantages(advantages: Tensor, valid: Tensor, config: PPOConfig) -> Tensor:
+    """Centre and scale over all valid steps; a small spread is not blown up."""
+    mean = _masked_mean(advantages, valid)
+    std = _masked_mean((advantages - mean).square(), valid).sqrt()
+    scale = std.clamp_min(config.advantage_std_floor) + 1e-8
+    return torch.where(valid, (advantages - mean) / scale, 0.0)
+
+
+def run_update(
+    network: PolicyNetwork,
+    optimizer: Optimizer,
+    batch: UpdateBatch,
+    *,
+    config: PPOConfig,
+    weights: Coefficients,
+    generator: torch.Generator,
+    check_cancelled: Callable[[], None] | None = None,
+) -> UpdateTrace:
+    """Take optimizer steps over minibatches of whole rows until the epochs or the KL are spent.
+
+    Args:
+        network: what is trained.
+        optimizer: over the network's parameters.
+        batch: the prepared round.
+        config: clip, KL target, epochs and minibatch size.
+        weights: of the loss terms.
+        generator: decides the order of rows; on the CPU.
+        check_cancelled: called between minibatches; what it raises ends the update.
+    """
+    trace = UpdateTrace()
+    for epoch in range(config.num_epochs):
+        for rows in minibatch_rows(batch.obs.shape[0], config.rows_per_minibatch, generator):
+            if check_cancelled is not None:
+                check_cancelled()
+            if not _step(network, optimizer, batch.rows(rows), config, weights, trace):
+                trace.kl_stop_epoch = epoch
+                optimizer.zero_grad(set_to_none=True)
+                return trace
+    optimizer.zero_grad(set_to_none=True)
+    return trace
+
+
+def minibatch_rows(
+    num_rows: int, rows_per_minibatch: int, generator: torch.Generator
+) -> Iterator[list[int]]:
+    """Yield every row once, in a random order, a minibatch at a time."""
+    order = torch.randperm(num_rows, generator=generator).tolist()
+    for first in range(0, num_rows, rows_per_minibatch):
+        yield order[first : first + rows_per_minibatch]
+
+
+def _step(
+    network: PolicyNetwork,
+    optimizer: Optimizer,
+    batch: UpdateBatch,
+    config: PPOConfig,
+    weights: Coefficients,
+    trace: UpdateTrace,
+) -> bool:
+    """Take one optimizer step, or none; return False when the KL stop ends the update."""
+    evaluation = evaluate_actions(network, batch)
+    ratios = compute_ratios(evaluation.log_probs, batch)
+    losses = compute_losses(evaluation, ratios, batch, config)
+    total = losses.total(weights)
+    optimizer.zero_grad(set_to_none=True)
+    total.backward()  # type: ignore[no-untyped-call]
+    norms = _gradient_norms(network)
+    gradient_norm = norms.square().sum().sqrt()
+    verdict = materialize_verdict(ratios.kl_divergence, total, gradient_norm)
+    if not verdict.is_finite:
+        _note_nonfinite(network, evaluation, trace)
+        return True
+    trace.kl_divergence = verdict.kl_divergence
+    # Before the step: a policy that has moved too far already is not moved any further.
+    if config.target_kl is not None and (verdict.kl_divergence > KL_STOP_FACTOR * config.target_kl):
+        return False
+    clip_grads_with_norm_(network.parameters(), config.max_grad_norm, gradient_norm)
+    optimizer.step()
+    trace.num_optimizer_steps += 1
+    trace.state = evaluation.output.state
+    with torch.no_grad():
+        trace.losses.append(_pack_losses(losses, ratios, evaluation, batch, norms, config))
+        trace.heads.append(_pack_heads(evaluation, ratios, batch, norms, config))
+    return True
+
+
+def materialize_verdict(kl_divergence: Tensor, loss: Tensor, gradient_norm: Tensor) -> _Verdict:
+    """Bring to the host, in one transfer, what decides over an optimizer step."""
+    numbers = torch.stack((kl_divergence, loss, gradient_norm)).detach().tolist()
+    return _Verdict(kl_divergence=numbers[0], is_finite=all(math.isfinite(n) for n in numbers))
+
+
+def evaluate_actions(network: PolicyNetwork, batch: UpdateBatch) -> Evaluation:
+    """Unroll the rows under the current weights, as the rollout did step by step."""
+    output = network.unroll(batch.obs, batch.blueprints, batch.starts, batch.all_cuts())
+    chosen = network.space.distributions(output.logits, batch.choice_masks)
+    available = network.space.distributions(output.logits, batch.available_masks)
+    return Evaluation(
+        output=output,
+        log_probs=chosen.log_prob(batch.actions),
+        entropies=chosen.entropy(),
+        available_entropies=available.entropy(),
+        q_values=network.q_values(output.hidden, batch.ops),
+        contributions=network.contributions(output.hidden),
+    )
+
+
+def compute_ratios(log_probs: Tensor, batch: UpdateBatch) -> Ratios:
+    """Compare with the log-probabilities that the rollout sampled from."""
+    log_ratios = log_probs - batch.old_log_probs
+    bounded = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    heads = bounded.exp()
+    joint = log_ratios.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
+    # (r - 1) - log r is never negative and has less variance than -log r.
+    kl = _masked_mean((heads - 1 - bounded).detach(), batch.is_learnable)
+    return Ratios(heads=heads, joint=joint, kl_divergence=kl)
+
+
+def compute_losses(
+    evaluation: Evaluation, ratios: Ratios, batch: UpdateBatch, config: PPOConfig
+) -> Losses:
+    """Compute all terms; each head is clipped and averaged over the steps in which it mattered."""
+    advantages = batch.advantages.unsqueeze(-1)
+    clipped = ratios.heads.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
+    gain = torch.minimum(ratios.heads * advantages, clipped * advantages)
+    entropy_weights = gain.new_tensor(config.entropy_weights)
+    bonus = entropy_weights * _mean_over_steps(evaluation.entropies, batch.is_learnable)
+    targets = batch.contributions.clamp(-config.contribution_clip_pp, config.contribution_clip_pp)
+    return Losses(
+        policy=-_mean_over_steps(gain, batch.is_learnable).sum(),
+        value=_value_loss(evaluation.output.values, batch),
+        q=_value_loss(evaluation.q_values, batch),
+        entropy=bonus.sum(),
+        floor_penalty=_floor_penalty(evaluation.available_entropies, batch, config),
+        contribution=_masked_mean((evaluation.contributions - targets) ** 2, batch.is_measured),
+    )
+
+
+def _value_loss(values: Tensor, batch: UpdateBatch) -> Tensor:
+    errors = batch.value_weights * (values - batch.value_targets) ** 2
+    return 0.5 * errors.sum() / batch.value_weights.sum().clamp_min(1.0)
+
+
+def _floor_penalty(entropies: Tensor, batch: UpdateBatch, config: PPOConfig) -> Tensor:
+    """Return the price of heads whose mean entropy, where they had a choice, is under its floor."""
+    floors = entropies.new_tensor(config.entropy_floors)
+    lacking = (floors - _mean_over_steps(entropies, batch.is_available)).clamp_min(0.0)
+    prices = entropies.new_tensor(config.floor_penalties) * lacking.square()
+    return torch.where(batch.is_available.any(1).any(0), prices, 0.0).sum()
+
+
+def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp_min(1)
+
+
+def _mean_over_steps(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of each head over the steps of its mask, [K]; 0 where there are none."""
+    return torch.where(mask, values, 0.0).sum((0, 1)) / mask.sum((0, 1)).clamp_min(1)
+
+
+# --- Gradients and figures ------------------------------------------------------------------------
+
+
+def _gradient_groups(network: PolicyNetwork) -> list[list[nn.Parameter]]:
+    """Return the parameters of each head, of V, of Q, and the rest."""
+    groups = [list(head.parameters()) for head in network.heads.values()]
+    groups += [list(network.value.parameters()), list(network.q.parameters())]
+    grouped = {parameter for group in groups for parameter in group}
+    return [*groups, [item for item in network.parameters() if item not in grouped]]
+
+
+def _gradient_norms(network: PolicyNetwork) -> Tensor:
+    return torch.stack(
+        [
+            get_total_norm([item.grad for item in group if item.grad is not None])
+            for group in _gradient_groups(network)
+        ]
+    )
+
+
+def _note_nonfinite(network: PolicyNetwork, evaluation: Evaluation, trace: UpdateTrace) -> None:
+    """Find out what was not finite; only ever called when something was not."""
+    trace.num_finiteness_skips += 1
+    is_finite = torch.isfinite(evaluation.log_probs).all(0).all(0).tolist()
+    trace.nonfinite += [head for head, fine in zip(HEADS, is_finite, strict=True) if not fine]
+    for name, values in (("value", evaluation.output.values), ("q", evaluation.q_values)):
+        if not bool(torch.isfinite(values).all()):
+            trace.nonfinite.append(name)
+    gradients = [item.grad for item in network.parameters() if item.grad is not None]
+    num_nan = sum(int(gradient.isnan().sum()) for gradient in gradients)
+    num_inf = sum(int(gradient.isinf().sum()) for gradient in gradients)
+    trace.nan_gradient_count += num_nan
+    trace.inf_gradient_count += num_inf
+    if num_nan or num_inf:
+        trace.nonfinite.append("gradient")
+
+
+def _pack_losses(
+    losses: Losses,
+    ratios: Ratios,
+    evaluation: Evaluation,
+    batch: UpdateBatch,
+    norms: Tensor,
+    config: PPOConfig,
+) -> Tensor:
+    mask = batch.is_learnable
+    advantages = batch.advantages.unsqueeze(-1)
+    is_high = ratios.heads > 1 + config.clip_ratio
+    is_low = ratios.heads < 1 - config.clip_ratio
+    mean = _masked_mean(ratios.heads, mask)
+    return pack(
+        LossMetrics,
+        policy_loss=losses.policy,
+        value_loss=losses.value,
+        q_loss=losses.q,
+        contribution_loss=torch.where(batch.is_measured.any(), losses.contribution, torch.nan),
+        entropy=_masked_mean(evaluation.entropies, mask),
+        floor_penalty=losses.floor_penalty,
+        gradient_norm=norms.square().sum().sqrt(),
+        value_gradient_norm=norms[len(HEADS)],
+        q_gradient_norm=norms[len(HEADS) + 1],
+        clip_fraction=_masked_mean((is_high | is_low).float(), mask),
+        clip_fraction_positive=_masked_mean((is_high & (advantages > 0)).float(), mask),
+        clip_fraction_negative=_masked_mean((is_low & (advantages < 0)).float(), mask),
+        ratio_mean=mean,
+        ratio_std=_masked_mean((ratios.heads - mean).square(), mask).sqrt(),
+        ratio_min=_extreme(ratios.heads, mask, is_max=False),
+        ratio_max=_extreme(ratios.heads, mask, is_max=True),
+        joint_ratio_max=_extreme(ratios.joint, mask.any(-1), is_max=True),
+        log_prob_min=_extreme(evaluation.log_probs, mask, is_max=False),
+        log_prob_max=_extreme(evaluation.log_probs, mask, is_max=True),
+    )
+
+
+def _pack_heads(
+    evaluation: Evaluation,
+    ratios: Ratios,
+    batch: UpdateBatch,
+    norms: Tensor,
+    config: PPOConfig,
+) -> Tensor:
+    """Measure head by head; NaN stands for a head that had no step to be measured in."""
+    mask = batch.is_learnable
+    num_learnable, num_available = mask.sum((0, 1)), batch.is_available.sum((0, 1))
+    entropies = _mean_over_steps(evaluation.available_entropies, batch.is_available)
+    is_clipped = ((ratios.heads - 1).abs() > config.clip_ratio).float()
+    head_norms = norms[: len(HEADS)]
+    highest = ratios.heads.masked_fill(~mask, -torch.inf).amax((0, 1))
+    num_steps = (batch.value_weights > 0).sum().clamp_min(1)
+    return pack(
+        HeadMetrics,
+        entropy=_measured_where(num_available > 0, entropies),
+        learnable_fraction=num_learnable / num_steps,
+        # All heads share one padded tensor: a head that nothing reached has exactly 0, not None.
+        gradient_norm=_measured_where(head_norms > 0, head_norms),
+        ratio_max=_measured_where(num_learnable > 0, highest),
+        clip_fraction=_measured_where(num_learnable > 0, _mean_over_steps(is_clipped, mask)),
+    )
+
+
+def _measured_where(mask: Tensor, values: Tensor) -> Tensor:
+    return torch.where(mask, values, torch.nan)
+
+
+def _extreme(values: Tensor, mask: Tensor, *, is_max: bool) -> Tensor:
+    outside = -torch.inf if is_max else torch.inf
+    masked = values.masked_fill(~mask, outside)
+    return _measured_where(mask.any(), masked.amax() if is_max else masked.amin())

@@ -1,0 +1,241 @@
+"""Owns the running statistics that put observations, rewards and values on a common scale.
+
+All three are frozen while envs play and learn once per round. They stand above the subpackages
+because control normalises observations and the agent rewards and values.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import ContractError
+
+__all__ = [
+    "OBSERVATION_CLIP",
+    "REWARD_CLIP",
+    "NormalizerState",
+    "ObservationNormalizer",
+    "RewardNormalizer",
+    "ValueNormalizer",
+]
+
+OBSERVATION_CLIP: Final = 10.0
+REWARD_CLIP: Final = 10.0
+MOMENTUM: Final = 0.99
+VARIANCE_EPSILON: Final = 1e-4
+MIN_REWARD_STD: Final = 1e-8
+MIN_VALUE_SAMPLES: Final = 32
+
+NormalizerState: TypeAlias = dict[str, Tensor]
+"""What a checkpoint keeps of a normaliser; loadable with weights_only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Moments:
+    count: Tensor
+    mean: Tensor
+    var: Tensor
+    """Population variance."""
+
+    def merged(self, other: "_Moments") -> "_Moments":
+        """Return the moments of both samples together."""
+        count = (self.count + other.count).clamp_min(1)
+        share = other.count / count
+        return _Moments(
+            count=self.count + other.count,
+            mean=self.mean + share * (other.mean - self.mean),
+            var=_joined_variance(self, other, share),
+        )
+
+    def moved_towards(self, other: "_Moments", weight: float) -> "_Moments":
+        """Return the moments of a mixture that takes this weight from the other sample."""
+        return _Moments(
+            count=self.count + other.count,
+            mean=self.mean + weight * (other.mean - self.mean),
+            var=_joined_variance(self, other, weight),
+        )
+
+
+def _joined_variance(one: _Moments, other: _Moments, share: Tensor | float) -> Tensor:
+    between = share * (1 - share) * (other.mean - one.mean) ** 2
+    return (1 - share) * one.var + share * other.var + between
+
+
+def _moments_of(sample: Tensor, mask: Tensor) -> _Moments:
+    """Measure the masked part of a sample in float64, without asking the device how much it is."""
+    numbers = torch.where(mask, sample.double(), 0.0)
+    count = mask.sum().double()
+    mean = numbers.sum() / count.clamp_min(1)
+    deviations = torch.where(mask, numbers - mean, 0.0)
+    return _Moments(count=count, mean=mean, var=(deviations**2).sum() / count.clamp_min(1))
+
+
+def _scalar_moments(device: torch.device | str) -> _Moments:
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return _Moments(count=zero, mean=zero, var=zero)
+
+
+def _state_of(moments: _Moments, num_rounds: int) -> NormalizerState:
+    return {
+        "count": moments.count.clone(),
+        "mean": moments.mean.clone(),
+        "var": moments.var.clone(),
+        "num_rounds": torch.tensor(num_rounds),
+    }
+
+
+def _restored(moments: _Moments, state: Mapping[str, Tensor]) -> _Moments:
+    for name in ("count", "mean", "var"):
+        expected, got = getattr(moments, name), state[name]
+        if got.shape != expected.shape:
+            raise ContractError(
+                f"normaliser: stored {name} has shape {tuple(got.shape)}, "
+                f"this run's has {tuple(expected.shape)}; the feature layouts differ"
+            )
+    device = moments.mean.device
+    return _Moments(
+        count=state["count"].to(device, copy=True),
+        mean=state["mean"].to(device, copy=True),
+        var=state["var"].to(device, copy=True),
+    )
+
+
+class ObservationNormalizer:
+    """Centres and scales each feature by an exponential running mean and variance."""
+
+    def __init__(self, obs_dim: int, device: torch.device | str = "cpu") -> None:
+        self._moments = _Moments(
+            count=torch.zeros((), dtype=torch.float64, device=device),
+            mean=torch.zeros(obs_dim, dtype=torch.float64, device=device),
+            var=torch.ones(obs_dim, dtype=torch.float64, device=device),
+        )
+        self._num_rounds = 0
+
+    @property
+    def mean(self) -> Tensor:
+        """Return the running mean of each feature."""
+        return self._moments.mean
+
+    @property
+    def var(self) -> Tensor:
+        """Return the running variance of each feature."""
+        return self._moments.var
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Return observations [..., D] as the policy sees them, in float32."""
+        scale = (self._moments.var + VARIANCE_EPSILON).sqrt()
+        centred = (obs - self._moments.mean) / scale
+        return centred.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP).float()
+
+    def update(self, obs: Tensor) -> None:
+        """Learn from all raw observations [rows, D] of a round."""
+        sample = obs.double()
+        if not bool(torch.isfinite(sample).all()):
+            raise ContractError("observation normaliser: a raw observation is not finite")
+        batch = _Moments(
+            count=torch.tensor(float(len(sample)), dtype=torch.float64, device=obs.device),
+            mean=sample.mean(0),
+            var=sample.var(0, correction=0),
+        )
+        self._moments = self._moments.moved_towards(batch, 1 - MOMENTUM)
+        self._num_rounds += 1
+
+    def state_dict(self) -> NormalizerState:
+        """Return what a checkpoint keeps."""
+        return _state_of(self._moments, self._num_rounds)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what a checkpoint kept."""
+        self._moments = _restored(self._moments, state)
+        self._num_rounds = int(state["num_rounds"])
+
+
+class RewardNormalizer:
+    """Divides rewards by their running standard deviation, without moving their zero."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._moments = _scalar_moments(device)
+        self._num_rounds = 0
+
+    @property
+    def std(self) -> Tensor:
+        """Return the sample standard deviation of all rewards so far; 1 while it says nothing."""
+        count = self._moments.count
+        std = (self._moments.var * count / (count - 1).clamp_min(1)).sqrt()
+        return torch.where(std > MIN_REWARD_STD, std, 1.0)
+
+    def normalize(self, rewards: Tensor) -> Tensor:
+        """Return raw rewards on the common scale, clipped, in float32."""
+        return (rewards / self.std).clamp(-REWARD_CLIP, REWARD_CLIP).float()
+
+    def normalize_round(self, rewards: Tensor, is_paid: Tensor) -> Tensor:
+        """Normalise a whole round [envs, steps], and learn from what was paid, in env order.
+
+        The scale is that of the rounds before, so that one env's rewards cannot touch another's.
+        The first round has none before it and is its own yardstick: else the scale of its raw
+        rewards would stay in everything that is learned from it.
+        """
+        known = self._moments
+        learned = known.merged(_moments_of(rewards, is_paid))
+        if self._num_rounds == 0:
+            self._moments = learned
+        normalized = self.normalize(rewards)
+        self._moments = learned
+        self._num_rounds += 1
+        return normalized
+
+    def state_dict(self) -> NormalizerState:
+        """Return what a checkpoint keeps."""
+        return _state_of(self._moments, self._num_rounds)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what a checkpoint kept."""
+        self._moments = _restored(self._moments, state)
+        self._num_rounds = int(state["num_rounds"])
+
+
+class ValueNormalizer:
+    """Scales returns to what the value head predicts, and back, without moving their zero."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._moments = _scalar_moments(device)
+        self._num_rounds = 0
+
+    @property
+    def scale(self) -> Tensor:
+        """Return what a normalised value is multiplied with; 1 before there are enough returns."""
+        scale = (self._moments.var + VARIANCE_EPSILON).sqrt()
+        return torch.where(self._moments.count >= MIN_VALUE_SAMPLES, scale, 1.0)
+
+    def normalize(self, returns: Tensor) -> Tensor:
+        """Return targets for the value head."""
+        return (returns / self.scale).float()
+
+    def denormalize(self, values: Tensor) -> Tensor:
+        """Return what the value head's outputs mean in returns."""
+        return (values * self.scale).float()
+
+    def update(self, returns: Tensor, valid: Tensor) -> None:
+        """Learn from a round's returns: pooled at first, exponentially once there are enough."""
+        batch = _moments_of(returns, valid)
+        is_warm = self._moments.count >= MIN_VALUE_SAMPLES
+        moved = self._moments.moved_towards(batch, 1 - MOMENTUM)
+        pooled = self._moments.merged(batch)
+        self._moments = _Moments(
+            count=pooled.count,
+            mean=torch.where(is_warm, moved.mean, pooled.mean),
+            var=torch.where(is_warm, moved.var, pooled.var),
+        )
+        self._num_rounds += 1
+
+    def state_dict(self) -> NormalizerState:
+        """Return what a checkpoint keeps."""
+        return _state_of(self._moments, self._num_rounds)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what a checkpoint kept."""
+        self._moments = _restored(self._moments, state)
+        self._num_rounds = int(state["num_rounds"])

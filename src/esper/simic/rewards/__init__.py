@@ -1,0 +1,1 @@
+"""Rewards: two families, seven modes, no state of their own."""

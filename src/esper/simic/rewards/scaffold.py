@@ -1,0 +1,66 @@
+"""Hindsight credit: a fossil pays back the seeds that it grew with."""
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from esper.leyline.rewards import RewardConfig
+
+__all__ = ["ScaffoldEntry", "hindsight_credit", "with_interaction", "without_beneficiary"]
+
+
+class ScaffoldEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One step in which a seed was better for the presence of another."""
+
+    scaffold_slot: str
+    beneficiary_slot: str
+    interaction_pp: float
+    step: int
+
+
+def with_interaction(
+    ledger: tuple[ScaffoldEntry, ...], first: str, second: str, interaction_pp: float, step: int
+) -> tuple[ScaffoldEntry, ...]:
+    """Return the ledger with both directions of a pair that did well together."""
+    if interaction_pp <= 0.0:
+        return ledger
+    entries = (
+        ScaffoldEntry(
+            scaffold_slot=scaffold,
+            beneficiary_slot=beneficiary,
+            interaction_pp=interaction_pp,
+            step=step,
+        )
+        for scaffold, beneficiary in ((first, second), (second, first))
+    )
+    return (*ledger, *entries)
+
+
+def without_beneficiary(ledger: Iterable[ScaffoldEntry], slot_id: str) -> tuple[ScaffoldEntry, ...]:
+    """Return the ledger without what this slot's fossilization has settled."""
+    return tuple(entry for entry in ledger if entry.beneficiary_slot != slot_id)
+
+
+def hindsight_credit(
+    ledger: Iterable[ScaffoldEntry],
+    slot_id: str,
+    contribution_pp: float | None,
+    step: int,
+    config: RewardConfig,
+    gamma: float,
+) -> float:
+    """Return the credit that a successful fossilization adds to the next step's reward.
+
+    It depends on the counterfactual contribution of the new fossil, not on the host's drift.
+    """
+    if contribution_pp is None or contribution_pp <= 0.0:
+        return 0.0
+    credit = sum(
+        config.hindsight_credit_weight
+        * math.tanh(config.hindsight_credit_scale * entry.interaction_pp * contribution_pp)
+        * gamma ** (step - entry.step)
+        for entry in ledger
+        if entry.beneficiary_slot == slot_id
+    )
+    return min(credit, config.max_hindsight_credit)

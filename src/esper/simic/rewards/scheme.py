@@ -1,0 +1,63 @@
+"""The scheme that a run's rewards follow: family, mode, and every constant they use."""
+
+import msgspec
+
+from esper.leyline.config import TrainingConfig
+from esper.leyline.rewards import LossRewardConfig, RewardConfig, RewardFamily, RewardMode
+from esper.leyline.stages import LifecycleRules
+from esper.leyline.tasks import TaskSpec
+
+__all__ = ["RewardScheme", "TaskFigures", "scheme_of"]
+
+
+class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loss family takes from the task."""
+
+    baseline_loss: float
+    """Loss of a guess."""
+    target_loss: float
+    loss_delta_std: float
+    rent_weight: float
+
+
+class RewardScheme(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a reward depends on beside what happened."""
+
+    family: RewardFamily
+    mode: RewardMode
+    gamma: float
+    """The discount of the update; shaping only telescopes under the same one."""
+    config: RewardConfig
+    loss_config: LossRewardConfig
+    lifecycle: LifecycleRules
+    task: TaskFigures
+
+    def is_contributing(self, contribution_pp: float | None) -> bool:
+        """Tell whether a seed is worth keeping; an unmeasured one is not."""
+        threshold = self.lifecycle.min_fossilize_contribution_pp
+        return contribution_pp is not None and contribution_pp >= threshold
+
+    def legitimacy(self, holding_steps: int) -> float:
+        """Return the share of a fossilization's bonus that the time in HOLDING has earned."""
+        return min(1.0, holding_steps / self.lifecycle.full_legitimacy_holding_steps)
+
+
+def scheme_of(config: TrainingConfig, task: TaskSpec) -> RewardScheme:
+    """Return the scheme that a configuration and its task ask for."""
+    loss = config.loss_reward
+    std = task.loss_delta_std if loss.loss_delta_std is None else loss.loss_delta_std
+    rent_weight = task.loss_rent_weight if loss.rent_weight is None else loss.rent_weight
+    return RewardScheme(
+        family=config.reward_family,
+        mode=config.reward_mode,
+        gamma=config.gamma,
+        config=config.reward,
+        loss_config=loss,
+        lifecycle=config.lifecycle,
+        task=TaskFigures(
+            baseline_loss=task.baseline_loss,
+            target_loss=task.target_loss,
+            loss_delta_std=std,
+            rent_weight=rent_weight,
+        ),
+    )

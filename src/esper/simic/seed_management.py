@@ -1,0 +1,93 @@
+"""Seeds advanced, targets resolved, updates run and their anomalies dealt with."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from esper.kasmina.lifecycle import Outcome
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.config import TelemetryConfig
+from esper.leyline.payloads import LayerGradient, Payload
+from esper.leyline.telemetry import Draft, EventScope, EventType, TelemetryLevel
+from esper.nissa.hub import Hub
+from esper.simic.agent.ppo_metrics import PPOMetrics, reduced
+from esper.simic.telemetry.emitters import Emit, aggregate_layer_gradient_health
+
+__all__ = [
+    "Escalation",
+    "advance_active_seed",
+    "aggregate_ppo_metrics",
+    "calculate_entropy_anneal_steps",
+    "emit_anomaly_diagnostics",
+    "handle_telemetry_escalation",
+    "resolve_target_slot",
+    "run_ppo_updates",
+]
+
+
+def advance_active_seed(model: MorphogeneticModel, slot_id: str) -> Outcome:
+    """Try the gate to the next stage of the seed in a slot."""
+    return model.advance(slot_id)
+
+
+def resolve_target_slot(slot_index: int, slot_ids: Sequence[str]) -> str:
+    """Return the slot that an index of the slot head names, in action order."""
+    return slot_ids[slot_index]
+
+
+def calculate_entropy_anneal_steps(anneal_episodes: int, num_envs: int) -> int:
+    """Return over how many updates exploration is annealed; a round is one update of all envs."""
+    return math.ceil(anneal_episodes / num_envs)
+
+
+def run_ppo_updates(
+    update: Callable[[], PPOMetrics], num_updates: int = 1
+) -> tuple[PPOMetrics, ...]:
+    """Run the updates of a round; one without an optimizer step ends the series."""
+    done: list[PPOMetrics] = []
+    for _ in range(num_updates):
+        done.append(update())
+        if not done[-1].has_learned:
+            break
+    return tuple(done)
+
+
+def aggregate_ppo_metrics(updates: Sequence[PPOMetrics]) -> PPOMetrics:
+    """Reduce the updates of a round, each figure by its declared reducer."""
+    return reduced(updates)
+
+
+class Escalation(msgspec.Struct, frozen=True, kw_only=True):
+    """For how long more is told than was asked for; part of a checkpoint."""
+
+    steps_left: int = 0
+
+    def after_step(self) -> "Escalation":
+        """Return what is left after a step."""
+        return Escalation(steps_left=max(self.steps_left - 1, 0))
+
+
+def handle_telemetry_escalation(
+    hub: Hub, escalation: Escalation, *, has_anomaly: bool, config: TelemetryConfig
+) -> Escalation:
+    """Tell everything for a few steps after an anomaly; go back when they are over."""
+    if has_anomaly and config.auto_escalate:
+        escalation = Escalation(steps_left=config.escalation_steps)
+    hub.escalate_to(TelemetryLevel.DEBUG if escalation.steps_left else None)
+    return escalation
+
+
+def emit_anomaly_diagnostics(
+    emit: Emit,
+    hub: Hub,
+    alarms: Iterable[Payload],
+    collect_layers: Callable[[], tuple[LayerGradient, ...]],
+    round_index: int,
+) -> None:
+    """Tell what is wrong with an update and, where somebody wants it, layer by layer."""
+    scope = EventScope(round=round_index)
+    for alarm in alarms:
+        emit(Draft(alarm, scope))
+    if hub.wants(EventType.LAYER_GRADIENTS_COLLECTED):
+        emit(Draft(aggregate_layer_gradient_health(collect_layers()), scope))

@@ -1,0 +1,212 @@
+"""The anomaly detector: what an update's figures say is wrong, with memory across updates."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from esper.leyline.actions import HEAD_SPECS, HEADS
+from esper.leyline.payloads import (
+    EntropyCollapseDetected,
+    GradientPathologyDetected,
+    HeadUpdate,
+    KlSpikeDetected,
+    LstmAnomalyDetected,
+    LstmHealth,
+    NumericalInstabilityDetected,
+    Payload,
+    PPOUpdateCompleted,
+    RatioCollapseDetected,
+    RatioExplosionDetected,
+    ValueCollapseDetected,
+)
+
+__all__ = ["AnomalyRules", "AnomalyState", "detect_anomalies", "note_skipped_update"]
+
+
+class AnomalyRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts as an anomaly."""
+
+    max_ratio: float = 5.0
+    min_ratio: float = 0.1
+    max_value_error: float = 5.0
+    """Of the value loss and of the mean absolute TD error."""
+    kl_spike: float = 0.1
+    collapse_updates: int = 3
+    """Updates in a row below a head's collapse threshold."""
+    collapse_release: float = 1.5
+    """A collapse is over above this multiple of the threshold."""
+    max_lstm_rms: float = 10.0
+    min_lstm_rms: float = 1e-6
+    drift_fraction: float = 0.5
+    drift_memory: float = 0.99
+    max_gradient_norm: float = 100.0
+    min_gradient_norm: float = 1e-7
+    skips_to_halt: int = 3
+
+
+RULES: Final = AnomalyRules()
+
+
+class AnomalyState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the detector remembers; part of a checkpoint."""
+
+    low_entropy_streaks: dict[str, int] = {}
+    gradient_norm_mean: float | None = None
+    gradient_health_mean: float | None = None
+    consecutive_skips: int = 0
+
+
+def detect_anomalies(
+    state: AnomalyState,
+    update: PPOUpdateCompleted,
+    unstable: tuple[str, ...] = (),
+    rules: AnomalyRules = RULES,
+) -> tuple[AnomalyState, tuple[Payload, ...]]:
+    """Judge an update that took place; return what to remember and the alarms.
+
+    `unstable` names its figures that are not finite.
+    """
+    streaks = _streaks(state.low_entropy_streaks, update.heads, rules)
+    norm, health = update.gradient_norm, _gradient_health(update.gradient_norm, rules)
+    alarms = (
+        *_ratio_alarms(update, rules),
+        *_value_alarms(update, rules),
+        *_numeric_alarms(update, unstable),
+        *_kl_alarms(update, rules),
+        *_entropy_alarms(streaks, update.heads, rules),
+        *_lstm_alarms(update.lstm_rollout, rules),
+        *_drift_alarm("norm", norm, state.gradient_norm_mean, rules),
+        *_drift_alarm("health", health, state.gradient_health_mean, rules),
+    )
+    after = AnomalyState(
+        low_entropy_streaks=streaks,
+        gradient_norm_mean=_running_mean(state.gradient_norm_mean, norm, rules),
+        gradient_health_mean=_running_mean(state.gradient_health_mean, health, rules),
+    )
+    return after, alarms
+
+
+def note_skipped_update(
+    state: AnomalyState, where: tuple[str, ...], rules: AnomalyRules = RULES
+) -> tuple[AnomalyState, NumericalInstabilityDetected]:
+    """Count an update that was skipped because its numbers were not finite."""
+    skips = state.consecutive_skips + 1
+    alarm = NumericalInstabilityDetected(
+        where=where, consecutive_skips=skips, is_halting=skips >= rules.skips_to_halt
+    )
+    return msgspec.structs.replace(state, consecutive_skips=skips), alarm
+
+
+def _ratio_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[Payload]:
+    worst = max(update.heads, key=lambda head: update.heads[head].ratio_max or 0.0, default=None)
+    if update.ratio_max is not None and update.ratio_max > rules.max_ratio:
+        yield RatioExplosionDetected(
+            ratio=update.ratio_max, threshold=rules.max_ratio, worst_head=worst
+        )
+    if update.ratio_min is not None and update.ratio_min < rules.min_ratio:
+        yield RatioCollapseDetected(
+            ratio=update.ratio_min, threshold=rules.min_ratio, worst_head=None
+        )
+
+
+def _value_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[Payload]:
+    # Explained variance is a poor witness: its denominator vanishes with the returns' variance.
+    errors = (update.value_loss, update.bellman_error)
+    is_off = any(error is not None and error > rules.max_value_error for error in errors)
+    if is_off and update.usable_steps > 0:
+        yield ValueCollapseDetected(
+            value_loss=update.value_loss,
+            bellman_error=update.bellman_error,
+            threshold=rules.max_value_error,
+        )
+
+
+def _numeric_alarms(update: PPOUpdateCompleted, unstable: tuple[str, ...]) -> Iterator[Payload]:
+    counts = (
+        ("nan_gradients", update.nan_gradient_count),
+        ("inf_gradients", update.inf_gradient_count),
+    )
+    where = (*unstable, *(name for name, count in counts if count))
+    if where or update.num_finiteness_skips:
+        yield NumericalInstabilityDetected(where=where, consecutive_skips=0, is_halting=False)
+
+
+def _kl_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[Payload]:
+    if update.kl_divergence is not None and update.kl_divergence > rules.kl_spike:
+        yield KlSpikeDetected(kl_divergence=update.kl_divergence, threshold=rules.kl_spike)
+
+
+def _streaks(
+    before: Mapping[str, int], heads: Mapping[str, HeadUpdate], rules: AnomalyRules
+) -> dict[str, int]:
+    """Count updates below the threshold; between it and its release, a streak stays as it is."""
+    after: dict[str, int] = {}
+    for head in HEADS:
+        entropy = heads[head].entropy if head in heads else None
+        streak, threshold = before.get(head, 0), HEAD_SPECS[head].collapse_threshold
+        if entropy is not None and entropy < threshold:
+            streak += 1
+        elif entropy is not None and entropy > rules.collapse_release * threshold:
+            streak = 0
+        if streak:
+            after[head.value] = streak
+    return after
+
+
+def _entropy_alarms(
+    streaks: Mapping[str, int], heads: Mapping[str, HeadUpdate], rules: AnomalyRules
+) -> Iterator[Payload]:
+    for head in HEADS:
+        streak = streaks.get(head, 0)
+        if streak >= rules.collapse_updates:
+            yield EntropyCollapseDetected(
+                head=head.value,
+                entropy=heads[head].entropy if head in heads else None,
+                threshold=HEAD_SPECS[head].collapse_threshold,
+                consecutive_updates=streak,
+            )
+
+
+def _lstm_alarms(health: LstmHealth | None, rules: AnomalyRules) -> Iterator[Payload]:
+    if health is None:
+        return
+    if health.has_nan or health.has_inf:
+        yield LstmAnomalyDetected(kind="nonfinite", state="h", rms=health.h_rms)
+        return
+    figures = (
+        ("h", health.h_rms, health.h_env_rms_max),
+        ("c", health.c_rms, health.c_env_rms_max),
+    )
+    for name, rms, env_max in figures:
+        if env_max is not None and env_max > rules.max_lstm_rms:
+            yield LstmAnomalyDetected(kind="exploding", state=name, rms=env_max)
+        if rms is not None and rms < rules.min_lstm_rms:
+            yield LstmAnomalyDetected(kind="vanishing", state=name, rms=rms)
+
+
+def _gradient_health(norm: float | None, rules: AnomalyRules) -> float | None:
+    if norm is None:
+        return None
+    return 1.0 if rules.min_gradient_norm <= norm <= rules.max_gradient_norm else 0.3
+
+
+def _drift_alarm(
+    quantity: str, value: float | None, mean: float | None, rules: AnomalyRules
+) -> Iterator[Payload]:
+    if value is None or not mean or not math.isfinite(value):
+        return
+    drift = abs(value - mean) / mean
+    if drift > rules.drift_fraction:
+        yield GradientPathologyDetected(
+            quantity=quantity, value=value, running_mean=mean, drift_fraction=drift
+        )
+
+
+def _running_mean(mean: float | None, value: float | None, rules: AnomalyRules) -> float | None:
+    if value is None or not math.isfinite(value):
+        return mean
+    if mean is None:
+        return value
+    return rules.drift_memory * mean + (1 - rules.drift_memory) * value

@@ -1,0 +1,45 @@
+"""The phase profiler: where the wall and CPU time of a step goes, by clocks alone."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from esper.leyline.payloads import PhaseProfileCompleted, PhaseTime
+
+__all__ = ["PhaseProfiler"]
+
+
+@dataclass(eq=False, slots=True)
+class PhaseProfiler:
+    """Measures named phases; one that is off measures nothing and costs nothing."""
+
+    is_on: bool = True
+    _times: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure a block; CPU time is that of the whole process, lanes included."""
+        if not self.is_on:
+            yield
+            return
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            known_wall, known_cpu = self._times.get(name, (0.0, 0.0))
+            self._times[name] = (
+                known_wall + time.perf_counter() - wall,
+                known_cpu + time.process_time() - cpu,
+            )
+
+    def drain(self) -> PhaseProfileCompleted | None:
+        """Return what was measured since the last call, or None when off."""
+        if not self.is_on:
+            return None
+        phases = tuple(
+            PhaseTime(phase=name, wall_ms=1e3 * wall, cpu_ms=1e3 * cpu)
+            for name, (wall, cpu) in self._times.items()
+        )
+        self._times.clear()
+        return PhaseProfileCompleted(phases=phases)

@@ -1,0 +1,171 @@
+"""What a lane does with one batch: train, validate, look at gradients; never wait for a device.
+
+Numbers stay on the device until the pass is over and the fence has been waited for.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.reports import GradientReading, SeedReport
+from esper.leyline.signals import TrainingSignals
+from esper.leyline.stages import Stage
+from esper.runtime.batches import Batch
+from esper.simic.telemetry.gradients import (
+    gradient_norms,
+    gradient_ratio,
+    materialize_facts,
+    reading_of,
+    smoothed,
+)
+from esper.simic.training.parallel_env_state import GradientSample, ParallelEnvState
+from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
+
+__all__ = [
+    "Autocast",
+    "TrainRules",
+    "batch_signals_to_features",
+    "collect_gradient_telemetry_for_batch",
+    "loss_and_correct",
+    "materialize_gradient_readings",
+    "process_train_batch",
+    "process_val_batch",
+]
+
+MEASURED_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
+"""Seeds whose gates or features ask for their gradients."""
+
+Autocast: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""Makes the precision context of one forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRules:
+    """How batches are trained, the same for all envs of a run."""
+
+    max_grad_norm: float | None
+    gradient_stride: int
+    autocast: Autocast
+
+
+def loss_and_correct(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean cross-entropy and the number of right predictions, over classes or tokens."""
+    flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    loss = nn.functional.cross_entropy(flat.float(), wanted)
+    return loss, (flat.argmax(-1) == wanted).sum()
+
+
+def process_train_batch(
+    env: ParallelEnvState, batch: Batch, batch_index: int, rules: TrainRules
+) -> None:
+    """Take one optimizer step on host and seeds."""
+    with env.fence.entered(is_training=True):
+        env.fence.await_transfers()
+        env.fence.keep(batch.inputs, batch.targets)
+        env.host_optimizer.zero_grad(set_to_none=True)
+        env.seed_optimizers.zero_grad()
+        with rules.autocast():
+            logits = env.model(batch.inputs)
+        loss, correct = loss_and_correct(logits, batch.targets)
+        _backward(env, loss)
+        if batch_index % rules.gradient_stride == 0:
+            collect_gradient_telemetry_for_batch(env)
+        _clip_and_step(env, rules.max_grad_norm)
+        env.train.add(loss, correct, batch.targets.numel())
+
+
+def _backward(env: ParallelEnvState, loss: Tensor) -> None:
+    if env.scaler is None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    env.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    # Norms and clipping mean real gradients, so they are unscaled first.
+    for optimizer in (env.host_optimizer, *env.seed_optimizers):
+        if _has_gradients(optimizer):
+            env.scaler.unscale_(optimizer)
+
+
+def _clip_and_step(env: ParallelEnvState, max_grad_norm: float | None) -> None:
+    for optimizer in (env.host_optimizer, *env.seed_optimizers):
+        if not _has_gradients(optimizer):
+            continue
+        if max_grad_norm is not None:
+            parameters = optimizer.param_groups[0]["params"]
+            nn.utils.clip_grad_norm_(parameters, max_grad_norm, foreach=True)
+        if env.scaler is None:
+            optimizer.step()
+        else:
+            env.scaler.step(optimizer)
+    if env.scaler is not None:
+        env.scaler.update()
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in optimizer.param_groups[0]["params"])
+
+
+# A handful of norms is not worth a graph, and would break the host's.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def collect_gradient_telemetry_for_batch(env: ParallelEnvState) -> None:
+    """Remember this batch's gradient norms, on the device; the last batch of a pass wins."""
+    env.gradient_sample = GradientSample(
+        host_norms=gradient_norms(env.model.host_parameters()),
+        seed_norms={
+            slot.slot_id: gradient_norms(slot.seed_parameters())
+            for slot in env.model.all_slots()
+            if slot.state is not None and slot.state.stage in MEASURED_STAGES
+        },
+    )
+
+
+def materialize_gradient_readings(env: ParallelEnvState) -> dict[str, GradientReading]:
+    """Read the pass's gradient sample in one transfer; only after the fence."""
+    sample = env.gradient_sample
+    if sample is None:
+        return {}
+    parts = [sample.host_norms, *sample.seed_norms.values()]
+    numbers = iter(materialize_facts(torch.cat(parts)))
+    split = [[next(numbers) for _ in range(len(part))] for part in parts]
+    host_norm = _total(split[0])
+    env.host_gradient_norm = host_norm
+    readings: dict[str, GradientReading] = {}
+    for slot_id, norms in zip(sample.seed_norms, split[1:], strict=True):
+        slot = env.model.slot(slot_id)
+        if norms and slot.state is not None:
+            ratio = gradient_ratio(
+                _total(norms), slot.num_params, host_norm, env.model.num_host_params
+            )
+            seed_id = slot.state.seed_id
+            env.gradient_ratios[seed_id] = smoothed(env.gradient_ratios.get(seed_id), ratio)
+            readings[slot_id] = reading_of(norms, env.gradient_ratios[seed_id])
+    return readings
+
+
+def _total(norms: Sequence[float]) -> float:
+    return math.hypot(*norms)
+
+
+def process_val_batch(env: ParallelEnvState, batch: Batch, autocast: Autocast) -> None:
+    """Add one batch's loss and right predictions of the network as it is."""
+    with env.fence.entered(is_training=False):
+        env.fence.await_transfers()
+        env.fence.keep(batch.inputs, batch.targets)
+        with autocast():
+            logits = env.model(batch.inputs)
+        loss, correct = loss_and_correct(logits, batch.targets)
+        env.val.add(loss, correct, batch.targets.numel())
+
+
+def batch_signals_to_features(
+    extractor: FeatureExtractor,
+    signals: Sequence[TrainingSignals],
+    reports: Sequence[Sequence[SeedReport]],
+    feedback: Sequence[ActionFeedback],
+) -> ObservationBatch:
+    """Build the observations of all envs in one go."""
+    return extractor.observe(signals, reports, feedback)

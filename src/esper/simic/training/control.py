@@ -1,0 +1,295 @@
+"""Control: observes all envs, asks the controller, rewards what came of it, and lets it learn.
+
+Everything here runs on the control thread, one call after another.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Op
+from esper.leyline.errors import RunFailedError
+from esper.leyline.legality import ActionRules
+from esper.leyline.messages import (
+    EnvEvidence,
+    EnvOutcome,
+    PenaltyOutcome,
+    StepDecision,
+    StepEvidence,
+    StepOutcome,
+    StepRecord,
+)
+from esper.leyline.payloads import Payload, RewardHackingSuspected
+from esper.leyline.reports import EpisodeRecord, SeedReport
+from esper.leyline.rewards import HackingSuspicion, RewardComponents
+from esper.leyline.signals import TrainingSignals
+from esper.simic.agent.ppo_metrics import PPOMetrics
+from esper.simic.normalizers import REWARD_CLIP
+from esper.simic.rewards.scheme import RewardScheme
+from esper.simic.seed_management import aggregate_ppo_metrics, run_ppo_updates
+from esper.simic.training.batch_ops import batch_signals_to_features
+from esper.simic.training.policy_controller import PolicyController, StepFacts
+from esper.simic.training.reward_ledger import EpisodeLedger
+from esper.simic.training.round_tally import RoundTally
+from esper.tamiyo.controllers.protocol import Controller, Situation
+from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
+from esper.tamiyo.masks import ActionMasker
+
+__all__ = ["Control", "RoundResult"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundResult:
+    """What a round came to."""
+
+    episodes: tuple[EpisodeRecord, ...]
+    metrics: PPOMetrics | None
+    """None for a controller that does not learn."""
+    tally: RoundTally
+    reward_std: float | None
+    rollback_attempts: int
+    unattributed_penalties: int
+    update_ms: float
+    """How long the controller took to learn."""
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Control:
+    """Stands between the envs and whoever decides for them."""
+
+    controller: Controller
+    scheme: RewardScheme
+    rules: ActionRules
+    extractor: FeatureExtractor
+    masker: ActionMasker
+    num_envs: int
+    num_steps: int
+    death_penalty: float
+    success_accuracy_pct: float
+    check_cancelled: Callable[[], None]
+    ledgers: list[EpisodeLedger] = field(default_factory=list)
+    tally: RoundTally = field(default_factory=RoundTally)
+    penalties: dict[int, PenaltyOutcome] = field(default_factory=dict)
+    """What became of this step's rollback penalties, by env."""
+    _feedback: list[ActionFeedback] = field(default_factory=list)
+    _previous_rewards: list[float | None] = field(default_factory=list)
+    _episodes: dict[int, EpisodeRecord] = field(default_factory=dict)
+    _num_rollbacks: int = 0
+    _num_unattributed: int = 0
+
+    @property
+    def learner(self) -> PolicyController | None:
+        """Return the controller if it is one that learns."""
+        return self.controller if isinstance(self.controller, PolicyController) else None
+
+    def begin_round(self, round_index: int) -> None:
+        """Open the books of a round."""
+        self.controller.begin_round(round_index)
+        self.tally = RoundTally()
+        self.ledgers = [
+            EpisodeLedger(
+                env_id=env_id,
+                round_index=round_index,
+                episode_id=round_index * self.num_envs + env_id,
+                num_steps=self.num_steps,
+                scheme=self.scheme,
+            )
+            for env_id in range(self.num_envs)
+        ]
+        self._feedback = [ActionFeedback()] * self.num_envs
+        self._previous_rewards = [None] * self.num_envs
+        self._episodes.clear()
+        self._num_rollbacks = self._num_unattributed = 0
+
+    def decide(self, evidence: StepEvidence) -> StepDecision:
+        """Choose one action per env."""
+        self._close_failed(evidence.envs)
+        if all(env is None for env in evidence.envs):
+            raise RunFailedError(
+                f"round {evidence.round}, step {evidence.step}: every env has failed; "
+                "the ENV_FAILED events say why, and the last checkpoint is intact"
+            )
+        reports = [() if env is None else env.reports for env in evidence.envs]
+        signals = [None if env is None else env.signals for env in evidence.envs]
+        observed = self._observe(signals, reports)
+        masks = self.masker.masks(reports)
+        self.tally.add_masks(masks, torch.tensor([env is not None for env in evidence.envs]))
+        choice = self.controller.choose(
+            Situation(
+                round=evidence.round,
+                step=evidence.step,
+                observations=observed,
+                masks=masks,
+                envs=evidence.envs,
+            )
+        )
+        return StepDecision(
+            round=evidence.round,
+            step=evidence.step,
+            actions=choice.actions,
+            details=choice.details,
+            previous_rewards=tuple(self._previous_rewards),
+        )
+
+    def record(
+        self, evidence: StepEvidence, decision: StepDecision, outcome: StepOutcome
+    ) -> StepRecord:
+        """Reward what the decisions came to and remember the step."""
+        self._close_failed(outcome.envs)
+        self.penalties.clear()
+        rewards: list[float | None] = [None] * self.num_envs
+        components: list[RewardComponents | None] = [None] * self.num_envs
+        alarms: list[tuple[int, Payload]] = []
+        for seen, done in zip(evidence.envs, outcome.envs, strict=True):
+            if seen is None or done is None:
+                continue
+            self._feedback[done.env_id] = ActionFeedback(
+                op=done.outcome.effective_op, has_succeeded=done.outcome.succeeded
+            )
+            if done.rollback is not None:
+                self._roll_back(seen, done)
+                continue
+            self.tally.add_outcome(done)
+            result = self.ledgers[done.env_id].reward(seen, done)
+            self.tally.add_reward(result.components)
+            rewards[done.env_id] = result.total
+            components[done.env_id] = result.components
+            alarms += [(done.env_id, _suspicion(found)) for found in result.suspicions]
+        self._previous_rewards = rewards
+        self._remember(evidence, decision, outcome, rewards)
+        if evidence.step == self.num_steps - 1:
+            self._end_episodes(outcome)
+        return StepRecord(
+            rewards=tuple(rewards), components=tuple(components), alarms=tuple(alarms)
+        )
+
+    def learn(self) -> RoundResult:
+        """Let the controller learn from the finished round."""
+        learner, began_s = self.learner, time.perf_counter()
+        metrics = None
+        if learner is not None:
+            update = partial(learner.learn, self.check_cancelled)
+            metrics = aggregate_ppo_metrics(run_ppo_updates(update))
+        return RoundResult(
+            episodes=tuple(self._episodes[env_id] for env_id in range(self.num_envs)),
+            metrics=metrics,
+            tally=self.tally,
+            reward_std=None if learner is None else float(learner.reward_normalizer.std),
+            rollback_attempts=self._num_rollbacks,
+            unattributed_penalties=self._num_unattributed,
+            update_ms=1e3 * (time.perf_counter() - began_s),
+        )
+
+    @property
+    def episodes(self) -> dict[int, EpisodeRecord]:
+        """Return the episodes that are over, by env."""
+        return self._episodes
+
+    def _observe(
+        self,
+        signals: Sequence[TrainingSignals | None],
+        reports: Sequence[Sequence[SeedReport]],
+    ) -> ObservationBatch:
+        shown = [_BLANK if item is None else item for item in signals]
+        return batch_signals_to_features(self.extractor, shown, reports, self._feedback)
+
+    def _remember(
+        self,
+        evidence: StepEvidence,
+        decision: StepDecision,
+        outcome: StepOutcome,
+        rewards: Sequence[float | None],
+    ) -> None:
+        learner = self.learner
+        if learner is None:
+            return
+        contributions, is_measured = self._contributions(evidence)
+        ops = [Op.WAIT if env is None else env.outcome.effective_op for env in outcome.envs]
+        learner.remember(
+            evidence.step,
+            StepFacts(
+                effective_ops=ops,
+                is_forced=[detail is not None and detail.is_forced for detail in decision.details],
+                rewards=[0.0 if reward is None else reward for reward in rewards],
+                contributions=contributions,
+                is_measured=is_measured,
+                env_ids=[env_id for env_id, reward in enumerate(rewards) if reward is not None],
+            ),
+        )
+
+    def _contributions(self, evidence: StepEvidence) -> tuple[Tensor, Tensor]:
+        """Return what this very step measured of each slot, for the auxiliary predictor."""
+        slot_index = {slot_id: index for index, slot_id in enumerate(self.rules.slot_ids)}
+        contributions = torch.zeros(self.num_envs, len(slot_index))
+        is_measured = torch.zeros(self.num_envs, len(slot_index), dtype=torch.bool)
+        for env_id, env in enumerate(evidence.envs):
+            for seed in () if env is None else env.attribution.seeds:
+                place = (env_id, slot_index[seed.slot_id])
+                contributions[place] = seed.contribution_pp
+                is_measured[place] = True
+        return contributions, is_measured
+
+    def _roll_back(self, evidence: EnvEvidence, outcome: EnvOutcome) -> None:
+        env_id = outcome.env_id
+        penalty = -min(self.death_penalty, REWARD_CLIP)
+        self.ledgers[env_id].roll_back(evidence, outcome, penalty)
+        self._num_rollbacks += 1
+        if self.learner is not None:
+            self.penalties[env_id] = self.learner.punish(env_id, penalty)
+            self._num_unattributed += self.penalties[env_id].blamed_step is None
+
+    def _end_episodes(self, outcome: StepOutcome) -> None:
+        live = [env for env in outcome.envs if env is not None]
+        for env in live:
+            self._episodes[env.env_id] = self.ledgers[env.env_id].record(
+                outcome=env, success_accuracy_pct=self.success_accuracy_pct
+            )
+        if self.learner is not None:
+            after = self._observe(
+                [None if env is None else env.signals for env in outcome.envs],
+                [() if env is None else env.reports for env in outcome.envs],
+            )
+            self.learner.truncate([env.env_id for env in live], after)
+
+    def _close_failed(self, envs: Sequence[object | None]) -> None:
+        for env_id, env in enumerate(envs):
+            if env is None and env_id not in self._episodes:
+                self._episodes[env_id] = self.ledgers[env_id].record(
+                    outcome=None, success_accuracy_pct=self.success_accuracy_pct
+                )
+                if self.learner is not None:
+                    self.learner.give_up(env_id)
+
+
+def _suspicion(found: HackingSuspicion) -> RewardHackingSuspected:
+    return RewardHackingSuspected(
+        pattern=found.pattern.value,
+        slot_id=found.slot_id,
+        seed_id=found.seed_id,
+        contribution_pp=found.contribution_pp,
+        attributed_pp=found.attributed_pp,
+        threshold=found.threshold,
+    )
+
+
+_BLANK = TrainingSignals(
+    step=0,
+    train_loss=0.0,
+    train_accuracy_pct=0.0,
+    val_loss=0.0,
+    val_accuracy_pct=0.0,
+    loss_delta=None,
+    accuracy_delta_pp=None,
+    plateau_steps=0,
+    stable_steps=0,
+    is_stabilized=False,
+    best_val_accuracy_pct=0.0,
+    best_val_loss=0.0,
+    loss_history=(),
+    accuracy_history=(),
+)
+"""What the policy is shown of an env that is no longer there; nothing is learned from its row."""

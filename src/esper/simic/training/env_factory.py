@@ -1,0 +1,106 @@
+"""Env creation: a new host each round, with everything that trains, guards and watches it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from esper.kasmina.hosts import build_host
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optimizers import SeedOptimizers
+from esper.leyline.config import TrainingConfig
+from esper.leyline.payloads import Payload
+from esper.leyline.streams import StreamPurpose, stream_seed
+from esper.leyline.tasks import TaskSpec
+from esper.simic.training.parallel_env_state import LstmRows, ParallelEnvState
+from esper.tamiyo.tracker import SignalTracker
+from esper.tolaria.fences import Fence
+from esper.tolaria.governor import Governor
+
+__all__ = [
+    "EnvFactoryContext",
+    "build_model",
+    "configure_slot_telemetry",
+    "create_env_state",
+    "make_telemetry_callback",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvFactoryContext:
+    """What all envs of a run have in common."""
+
+    config: TrainingConfig
+    task: TaskSpec
+    build_host: Callable[[TaskSpec, torch.Generator], nn.Module] | None
+    """None builds the host that the task describes."""
+    fences: tuple[Fence, ...]
+    """One per env, kept for the whole run."""
+    uses_scaler: bool
+    """Half precision needs its gradients scaled."""
+    lstm: LstmRows | None
+    run_seed: int
+
+
+def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) -> ParallelEnvState:
+    """Build one env of a round from its own random streams."""
+    config, task, fence = context.config, context.task, context.fences[env_id]
+    model = build_model(context, round_index, env_id).to(fence.device)
+    outbox: list[Payload] = []
+    configure_slot_telemetry(model, make_telemetry_callback(outbox))
+    return ParallelEnvState(
+        env_idx=env_id,
+        round_index=round_index,
+        episode_id=round_index * config.n_envs + env_id,
+        device=fence.device,
+        fence=fence,
+        model=model,
+        host_optimizer=torch.optim.SGD(
+            model.host_parameters(),
+            lr=config.host_lr or task.host_lr,
+            momentum=task.momentum,
+            weight_decay=task.host_weight_decay,
+        ),
+        seed_optimizers=SeedOptimizers(lr=config.seed_lr or task.seed_lr, momentum=task.momentum),
+        scaler=torch.amp.GradScaler(fence.device.type) if context.uses_scaler else None,
+        governor=Governor(model, config.governor, math.log(task.host.num_classes)),
+        signal_tracker=SignalTracker(),
+        lstm=context.lstm,
+        seed_generator=_generator(context, StreamPurpose.SEED_INIT, round_index, env_id),
+        outbox=outbox,
+    )
+
+
+def build_model(context: EnvFactoryContext, round_index: int, env_id: int) -> MorphogeneticModel:
+    """Build a host with its slots; nothing is drawn from torch's own generator."""
+    generator = _generator(context, StreamPurpose.INIT, round_index, env_id)
+    host: nn.Module
+    if context.build_host is None:
+        host = build_host(context.task.host, generator)
+    else:
+        host = context.build_host(context.task, generator)
+    set_dropout = getattr(host, "set_dropout_generator", None)
+    if set_dropout is not None:
+        set_dropout(_generator(context, StreamPurpose.DROPOUT, round_index, env_id))
+    return MorphogeneticModel(host, context.config.slots, context.config.lifecycle)
+
+
+def make_telemetry_callback(outbox: list[Payload]) -> Callable[[Payload], None]:
+    """Return what slots tell their news to: the env's outbox, which leaves with a lane's report."""
+    return outbox.append
+
+
+def configure_slot_telemetry(
+    model: MorphogeneticModel, callback: Callable[[Payload], None]
+) -> None:
+    """Let every slot of a model tell its news to `callback`."""
+    model.set_emit(callback)
+
+
+def _generator(
+    context: EnvFactoryContext, purpose: StreamPurpose, round_index: int, env_id: int
+) -> torch.Generator:
+    seed = stream_seed(context.run_seed, purpose=purpose, round=round_index, env=env_id)
+    return torch.Generator().manual_seed(seed)

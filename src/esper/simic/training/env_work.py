@@ -1,0 +1,155 @@
+"""What lanes do to envs, pass by pass: the work that the engine is handed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from esper.leyline.attribution import AttributionEvidence
+from esper.leyline.legality import ActionRules
+from esper.leyline.messages import EnvEvidence, EnvOutcome, StepDecision
+from esper.runtime.batches import Batch
+from esper.simic.attribution.configurations import AblationPlan
+from esper.simic.telemetry.gradients import seed_anomalies
+from esper.simic.training.action_execution import EnvTurn, execute_actions
+from esper.simic.training.batch_ops import (
+    TrainRules,
+    materialize_gradient_readings,
+    process_train_batch,
+)
+from esper.simic.training.counterfactual_eval import (
+    build_ablation_plan,
+    coalitions_of,
+    materialize_attribution,
+    process_fused_val_batch,
+)
+from esper.simic.training.env_factory import EnvFactoryContext, create_env_state
+from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.tamiyo.masks import ActionMasker
+from esper.tamiyo.tracker import Measurement
+
+__all__ = ["TrainingWork"]
+
+ValidationBatches = Callable[[], Iterable[Sequence[Batch]]]
+"""Walks the whole validation split; each item has one share per env."""
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class TrainingWork:
+    """Carries out the passes of training on one env at a time; implements the engine's EnvWork."""
+
+    context: EnvFactoryContext
+    rules: TrainRules
+    action_rules: ActionRules
+    masker: ActionMasker
+    validation: ValidationBatches
+
+    def build(self, round_index: int, env_id: int) -> ParallelEnvState:
+        """Build an env."""
+        return create_env_state(self.context, round_index, env_id)
+
+    def begin_train(self, env: ParallelEnvState, step: int) -> None:
+        """Start the step's sums, and put the network into training mode."""
+        env.zero_accumulators()
+        env.model.train()
+        env.seed_optimizers.follow(env.model)
+
+    def train_batch(self, env: ParallelEnvState, batch_index: int, batch: Batch) -> None:
+        """Train on the env's share of one batch."""
+        process_train_batch(env, batch, batch_index, self.rules)
+
+    def finish_train(self, env: ParallelEnvState) -> None:
+        """Wait for the device once and read what the pass has accumulated."""
+        env.fence.synchronize()
+        losses, accuracies = env.train.materialize_means()
+        env.train_loss, env.train_accuracy_pct = losses[0], accuracies[0]
+        readings = materialize_gradient_readings(env)
+        for slot_id, reading in readings.items():
+            env.model.slot(slot_id).record_gradient(reading)
+        env.alarms = seed_anomalies(readings, env.host_gradient_norm)
+
+    def validate(self, env: ParallelEnvState, step: int, beat: Callable[[], None]) -> EnvEvidence:
+        """Validate the network and its ablations, and let the env take note of what was seen."""
+        plan = self._plan(env, step)
+        env.model.eval()
+        env.start_validation(num_configs=len(plan.ablations))
+        for shares in self.validation():
+            process_fused_val_batch(env, shares[env.env_idx], plan, self.rules.autocast)
+            beat()
+        losses, accuracies, attribution = materialize_attribution(env, plan)
+        _note_attribution(env, attribution)
+        tracked = env.signal_tracker.observe(
+            Measurement(
+                step=step,
+                train_loss=env.train_loss,
+                train_accuracy_pct=env.train_accuracy_pct,
+                val_loss=losses[0],
+                val_accuracy_pct=accuracies[0],
+            )
+        )
+        # Weights are judged before they are blessed.
+        panic = env.governor.check(losses[0])
+        if panic is None and env.governor.is_snapshot_due(step):
+            env.governor.take_snapshot()
+        window = self.context.config.reward.escrow_stable_window
+        evidence = EnvEvidence(
+            env_id=env.env_idx,
+            signals=tracked.signals,
+            reports=env.reports,
+            attribution=attribution,
+            coalitions=coalitions_of(plan, losses, accuracies),
+            strategy=plan.strategy.value,
+            stable_accuracy_pct=env.signal_tracker.stable_accuracy_pct(window) or 0.0,
+            host_params=env.model.num_host_params,
+            total_params=env.model.num_host_params + env.model.num_seed_params,
+            host_gradient_norm=env.host_gradient_norm,
+            became_stable=tracked.was_latched,
+            panic=panic,
+            train_samples=env.train.total,
+            val_samples=env.val.total,
+            alarms=env.alarms,
+        )
+        env.evidence = evidence
+        return evidence
+
+    def apply(self, env: ParallelEnvState, decision: StepDecision) -> EnvOutcome:
+        """Carry out the env's decision and let the step pass."""
+        evidence = env.evidence
+        assert evidence is not None, f"env {env.env_idx} is told to act before it was looked at"
+        turn = EnvTurn(
+            env=env, signals=evidence.signals, reports=evidence.reports, panic=evidence.panic
+        )
+        result = execute_actions(
+            [turn],
+            decision,
+            rules=self.action_rules,
+            masker=self.masker,
+            is_last_step=decision.step == self.context.config.max_epochs - 1,
+        )
+        return result.outcomes[0]
+
+    def release(self, env: ParallelEnvState) -> None:
+        """Wait for the device, so that an env's memory can be used again."""
+        env.fence.synchronize()
+
+    def _plan(self, env: ParallelEnvState, step: int) -> AblationPlan:
+        config = self.context.config
+        return build_ablation_plan(
+            env.reports,
+            is_last_step=step == config.max_epochs - 1,
+            reward_mode=config.reward_mode,
+            seed=self.context.run_seed,
+            round_index=env.round_index,
+            env_id=env.env_idx,
+        )
+
+
+def _note_attribution(env: ParallelEnvState, attribution: AttributionEvidence) -> None:
+    for slot in env.model.all_slots():
+        slot.record_accuracy(attribution.accuracy_pct)
+        seed = attribution.of(slot.slot_id)
+        if slot.state is None:
+            continue
+        if seed is None:
+            slot.record_interaction(None, None)
+        else:
+            slot.record_contribution(seed.contribution_pp)
+            slot.record_interaction(seed.interaction_sum_pp, seed.boost_received_pp)

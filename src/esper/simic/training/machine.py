@@ -1,0 +1,50 @@
+"""The machine: what bit-equality may be expected on, and how torch is made ready for threads."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from esper.nissa.run_directory import cpu_model
+
+__all__ = ["machine_kind", "num_lanes_for", "one_thread_per_worker", "warm_up_math"]
+
+
+def machine_kind(device: torch.device, compile_mode: str) -> str:
+    """Return what two runs must share so that their bits may be compared."""
+    parts = (
+        f"torch {torch.__version__}",
+        torch.backends.cpu.get_cpu_capability(),
+        cpu_model(),
+        device.type,
+        f"{torch.get_num_threads()} intra-op thread",
+        f"compile {compile_mode}",
+    )
+    return ", ".join(parts)
+
+
+def num_lanes_for(asked: int | None, num_envs: int) -> int:
+    """Return how many lanes to start: as asked, else one per env and at most one per core."""
+    return min(num_envs, asked or os.cpu_count() or 1)
+
+
+@contextmanager
+def one_thread_per_worker() -> Iterator[None]:
+    """Let every torch operation run on the thread that calls it, for as long as a run lasts.
+
+    Lanes are the parallelism here; and a sum that is split over threads depends on their number.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def warm_up_math() -> None:
+    """Call the unary operations once before threads do: some libraries set up on first use."""
+    ones = torch.ones(8)
+    for operation in (torch.exp, torch.log, torch.tanh, torch.sigmoid, torch.sqrt, torch.erf):
+        operation(ones)

@@ -1,0 +1,245 @@
+"""The learning controller: an agent that decides, remembers its rollout and learns from it."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import HEAD_SPECS, HEADS, ActionSpec, Head, Op
+from esper.leyline.messages import DecisionDetail, PenaltyOutcome
+from esper.leyline.payloads import HeadChoice
+from esper.leyline.streams import StreamPurpose, stream_seed
+from esper.simic.agent.ppo_agent import PPOAgent
+from esper.simic.agent.ppo_metrics import PPOMetrics
+from esper.simic.agent.rollout_buffer import StepRows
+from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
+from esper.simic.training.action_execution import parse_sampled_action
+from esper.tamiyo.controllers.protocol import Choice, Situation
+from esper.tamiyo.features import ObservationBatch
+from esper.tamiyo.mask_types import ActionMasks
+from esper.tamiyo.network import Decision, LstmState
+
+__all__ = ["PolicyController", "StepFacts"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """What became of a step, as the rollout remembers it; one entry per env."""
+
+    effective_ops: Sequence[Op]
+    is_forced: Sequence[bool]
+    rewards: Sequence[float]
+    contributions: Tensor  # [N, S]
+    is_measured: Tensor  # bool [N, S]
+    env_ids: Sequence[int]
+    """The envs that made the step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pending:
+    """A decision whose outcome is not known yet."""
+
+    obs: Tensor
+    blueprints: Tensor
+    masks: ActionMasks
+    decision: Decision
+
+
+@dataclass(eq=False, slots=True)
+class PolicyController:
+    """A recurrent policy for all envs; owns what it remembers of them."""
+
+    agent: PPOAgent
+    obs_normalizer: ObservationNormalizer
+    reward_normalizer: RewardNormalizer
+    slot_ids: tuple[str, ...]
+    seed: int
+    is_greedy: bool = False
+    """Takes the likeliest choices instead of sampling."""
+    name: str = "ppo"
+    lstm_state: LstmState = field(init=False)
+    _actions: torch.Generator = field(init=False)
+    _round_index: int = 0
+    _raw_obs: list[Tensor] = field(default_factory=list)
+    last_observation: Tensor | None = None
+    """What the policy was last shown, normalised."""
+    _pending: _Pending | None = None
+
+    def __post_init__(self) -> None:
+        """Start as before the first round."""
+        self.begin_round(0)
+
+    def begin_round(self, round_index: int) -> None:
+        """Forget the envs of the round before, and start the round's own stream of numbers."""
+        self._round_index = round_index
+        self.lstm_state = self.agent.initial_state()
+        source = stream_seed(self.seed, purpose=StreamPurpose.ACTION, round=round_index)
+        self._actions = torch.Generator().manual_seed(source)
+        self._raw_obs.clear()
+        self._pending = None
+
+    def forget(self, env_ids: Iterable[int]) -> None:
+        """Empty the memory of some envs."""
+        rows = torch.zeros(len(self.lstm_state.h), dtype=torch.bool, device=self.agent.device)
+        rows[list(env_ids)] = True
+        self.lstm_state = self.lstm_state.cleared(rows)
+
+    def choose(self, situation: Situation) -> Choice:
+        """Decide for all envs in one forward pass, with two transfers to the host."""
+        self._raw_obs.append(situation.observations.observations)
+        obs, blueprints = self._seen(situation.observations)
+        masks = _on_device(situation.masks, self.agent.device)
+        generator = None if self.is_greedy else self._actions
+        decision = self.agent.decide(obs, blueprints, masks, self.lstm_state, generator=generator)
+        self.lstm_state = decision.state
+        self.last_observation = obs
+        self._pending = _Pending(obs=obs, blueprints=blueprints, masks=masks, decision=decision)
+        indices = materialize_actions(decision)
+        actions = [parse_sampled_action(row, self.slot_ids) for row in indices]
+        details = _details(indices, decision, actions, situation)
+        is_live = [env is not None for env in situation.envs]
+        return Choice(
+            actions=tuple(a if live else None for a, live in zip(actions, is_live, strict=True)),
+            details=tuple(d if live else None for d, live in zip(details, is_live, strict=True)),
+        )
+
+    def remember(self, step: int, facts: StepFacts) -> None:
+        """Add a step to the rollout."""
+        pending = self._pending
+        assert pending is not None, "there is no decision to remember"
+        rows = StepRows(
+            obs=pending.obs,
+            blueprints=pending.blueprints,
+            masks=pending.masks,
+            decision=pending.decision,
+            effective_ops=[int(op) for op in facts.effective_ops],
+            is_forced=facts.is_forced,
+            rewards=facts.rewards,
+            contributions=facts.contributions.to(self.agent.device),
+            is_measured=facts.is_measured.to(self.agent.device),
+        )
+        self.agent.buffer.record(step, rows, facts.env_ids)
+        self._pending = None
+
+    def punish(self, env_id: int, penalty: float) -> PenaltyOutcome:
+        """End an env's segment by a rollback and forget the env."""
+        outcome = self.agent.buffer.end_segment_with_penalty(env_id, penalty)
+        self.forget([env_id])
+        return outcome
+
+    def give_up(self, env_id: int) -> None:
+        """Take back what was learned of an env that broke."""
+        self.agent.buffer.discard_segment(env_id)
+
+    def truncate(self, env_ids: Sequence[int], after: ObservationBatch) -> None:
+        """End the segments of envs whose time is up; what would follow is bootstrapped."""
+        buffer = self.agent.buffer
+        ended = [(env_id, buffer.truncate(env_id)) for env_id in env_ids]
+        targets = [(env_id, step) for env_id, step in ended if step is not None]
+        if targets:
+            rows = torch.tensor([env_id for env_id, _ in targets], device=self.agent.device)
+            obs, blueprints = self._seen(after)
+            values = self.agent.bootstrap_values(
+                obs[rows], blueprints[rows], self.lstm_state.select(rows)
+            )
+            buffer.set_bootstrap_values(targets, values)
+
+    def learn(self, check_cancelled: Callable[[], None]) -> PPOMetrics:
+        """Learn from the finished round."""
+        source = stream_seed(self.seed, purpose=StreamPurpose.UPDATE, round=self._round_index)
+        if self._raw_obs:
+            self.obs_normalizer.update(torch.cat(self._raw_obs).to(self.agent.device))
+        return self.agent.update(
+            self.reward_normalizer,
+            generator=torch.Generator().manual_seed(source),
+            rollout_state=self.lstm_state,
+            check_cancelled=check_cancelled,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the policy and its normalisers."""
+        return {
+            "agent": self.agent.state_dict(),
+            "obs_normalizer": self.obs_normalizer.state_dict(),
+            "reward_normalizer": self.reward_normalizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the normalisers that a checkpoint kept; the agent is loaded by itself."""
+        self.obs_normalizer.load_state_dict(state["obs_normalizer"])
+        self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+
+    def _seen(self, observed: ObservationBatch) -> tuple[Tensor, Tensor]:
+        device = self.agent.device
+        obs = self.obs_normalizer.normalize(observed.observations.to(device))
+        return obs, observed.blueprint_indices.to(device)
+
+
+def materialize_actions(decision: Decision) -> list[list[int]]:
+    """Bring the stacked actions to the host, one list of head indices per env."""
+    rows: list[list[int]] = decision.actions.T.tolist()
+    return rows
+
+
+def materialize_diagnostics(decision: Decision) -> list[list[float]]:
+    """Bring the stacked diagnostics to the host, one list per env."""
+    rows: list[list[float]] = decision.diagnostics.T.tolist()
+    return rows
+
+
+def _details(
+    indices: list[list[int]],
+    decision: Decision,
+    actions: Sequence[ActionSpec],
+    situation: Situation,
+) -> list[DecisionDetail]:
+    num_heads, num_ops = len(HEADS), len(Op)
+    details = []
+    raw = situation.observations.observations
+    for env_id, (chosen, row) in enumerate(
+        zip(indices, materialize_diagnostics(decision), strict=True)
+    ):
+        confidences, entropies = row[:num_heads], row[num_heads : 2 * num_heads]
+        num_valid = [int(number) for number in row[2 * num_heads : 3 * num_heads]]
+        probabilities = row[3 * num_heads : 3 * num_heads + num_ops]
+        heads = {
+            head.value: HeadChoice(
+                choice=_name_of(head, choice, actions[env_id]),
+                confidence=confidences[place],
+                entropy=entropies[place],
+                num_valid=num_valid[place],
+            )
+            for place, (head, choice) in enumerate(zip(HEADS, chosen, strict=True))
+        }
+        is_waiting = actions[env_id].op is Op.WAIT
+        details.append(
+            DecisionDetail(
+                value_estimate=row[-1],
+                op_probabilities={
+                    op.name: value for op, value in zip(Op, probabilities, strict=True)
+                },
+                heads=heads,
+                is_forced=num_valid[HEADS.index(Head.OP)] == 1,
+                observation_hash=None if is_waiting else _hash(raw[env_id]),
+            )
+        )
+    return details
+
+
+def _name_of(head: Head, choice: int, action: ActionSpec) -> str:
+    choices = HEAD_SPECS[head].choices
+    return action.slot_id if choices is None else choices(choice).name
+
+
+def _hash(observation: Tensor) -> str:
+    # Observations are built on the host, so this crosses no device.
+    return hashlib.sha256(bytes(observation.clone().untyped_storage())).hexdigest()[:16]
+
+
+def _on_device(masks: ActionMasks, device: torch.device) -> ActionMasks:
+    return ActionMasks(
+        **{item.name: getattr(masks, item.name).to(device) for item in fields(masks)}
+    )

@@ -1,0 +1,87 @@
+"""A closer look at the running system: layers, observations, memory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from esper.leyline.payloads import LayerGradient, ObservationStats, PPOUpdateCompleted
+from esper.simic.normalizers import OBSERVATION_CLIP
+from esper.simic.telemetry.gradients import materialize_facts
+from esper.simic.training.policy_controller import PolicyController
+from esper.tamiyo.features import BASE_FEATURES
+from esper.tolaria.fences import Fence, MemoryStats
+
+__all__ = ["RunProbes"]
+
+HOST_FEATURES = 13
+"""Features of the host itself; the rest of the base is context."""
+OUTLIER_SIGMA = 3.0
+NEAR_CLIP = 0.9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunProbes:
+    """Answers about one run; a controller that does not learn has little to look at."""
+
+    learner: PolicyController | None
+    fences: tuple[Fence, ...]
+    collect_layers: Callable[[nn.Module], tuple[LayerGradient, ...]]
+    check_stability: Callable[[Mapping[str, float | None]], tuple[str, ...]]
+
+    def layer_gradients(self) -> tuple[LayerGradient, ...]:
+        """Look at the policy's gradients layer by layer."""
+        return () if self.learner is None else self.collect_layers(self.learner.agent.network)
+
+    def unstable(self, update: PPOUpdateCompleted) -> tuple[str, ...]:
+        """Return the names of an update's figures that are not finite."""
+        values = {name: getattr(update, name) for name in update.__struct_fields__}
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        return self.check_stability(numbers)
+
+    def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
+        """Ask the allocator of every device that the envs live on."""
+        by_device = {str(fence.device): fence for fence in self.fences}
+        asked = ((device, fence.memory()) for device, fence in by_device.items())
+        return tuple((device, stats) for device, stats in asked if stats is not None)
+
+    def observation_stats(self) -> ObservationStats | None:
+        """Sum up what the policy was last shown, after normalisation."""
+        if self.learner is None or self.learner.last_observation is None:
+            return None
+        obs = self.learner.last_observation.double()
+        host, rest = obs[:, :HOST_FEATURES], obs[:, HOST_FEATURES:]
+        num_context = BASE_FEATURES - HOST_FEATURES
+        parts = (host, rest[:, :num_context], rest[:, num_context:])
+        size = obs.abs()
+        normalizer = self.learner.obs_normalizer
+        facts = torch.stack(
+            [
+                *(figure for part in parts for figure in (part.mean(), part.std(correction=0))),
+                (size > OUTLIER_SIGMA).double().mean(),
+                (size >= NEAR_CLIP * OBSERVATION_CLIP).double().mean(),
+                (size >= OBSERVATION_CLIP).double().mean(),
+                obs.isnan().double().sum(),
+                obs.isinf().double().sum(),
+                normalizer.mean.abs().mean() + (normalizer.var.sqrt() - 1).abs().mean(),
+            ]
+        )
+        return _stats_of(materialize_facts(facts))
+
+
+def _stats_of(facts: list[float]) -> ObservationStats:
+    return ObservationStats(
+        host_mean=facts[0],
+        host_std=facts[1],
+        context_mean=facts[2],
+        context_std=facts[3],
+        slots_mean=facts[4],
+        slots_std=facts[5],
+        outlier_fraction=facts[6],
+        near_clip_fraction=facts[7],
+        clip_fraction=facts[8],
+        nan_count=int(facts[9]),
+        inf_count=int(facts[10]),
+        normalization_drift=facts[11],
+    )

@@ -1,0 +1,172 @@
+"""The reward ledger: what one env's episode has earned so far, and what its next reward needs."""
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Final
+
+from esper.leyline.actions import Op
+from esper.leyline.messages import EnvEvidence, EnvOutcome
+from esper.leyline.payloads import SeedFossilized, SeedGerminated, SeedPruned
+from esper.leyline.reports import EpisodeRecord, EpisodeStatus
+from esper.leyline.rewards import RewardInputs, RewardMemory, RewardResult
+from esper.leyline.stages import Stage
+from esper.simic.rewards.dispatcher import compute_reward
+from esper.simic.rewards.inputs import memory_at, seed_inputs, slot_stages
+from esper.simic.rewards.scaffold import (
+    ScaffoldEntry,
+    hindsight_credit,
+    with_interaction,
+    without_beneficiary,
+)
+from esper.simic.rewards.scheme import RewardScheme
+
+__all__ = ["EpisodeLedger"]
+
+STABILITY_WINDOW: Final = 20
+
+
+@dataclass(eq=False, slots=True)
+class EpisodeLedger:
+    """Follows one env through its episode; the rewards themselves keep nothing."""
+
+    env_id: int
+    round_index: int
+    episode_id: int
+    num_steps: int
+    """Length of the episode."""
+    scheme: RewardScheme
+    memory: RewardMemory = field(default_factory=RewardMemory)
+    scaffolds: tuple[ScaffoldEntry, ...] = ()
+    pending_auto_prunes: int = 0
+    pending_credit: float = 0.0
+    start_accuracy_pct: float | None = None
+    rewards: list[float] = field(default_factory=list)
+    """Raw, one per step that ended without a rollback; a rollback empties its segment."""
+    segment_start: int = 0
+    """Index in `rewards` of the segment under way."""
+    num_germinated: int = 0
+    num_pruned: int = 0
+    num_fossilized: int = 0
+    num_rollbacks: int = 0
+    last_evidence: EnvEvidence | None = None
+
+    def reward(self, evidence: EnvEvidence, outcome: EnvOutcome) -> RewardResult:
+        """Return what a step has earned and take note of it."""
+        if self.start_accuracy_pct is None:
+            self.start_accuracy_pct = evidence.signals.val_accuracy_pct
+        result = compute_reward(self._inputs(evidence, outcome), self.scheme)
+        self.memory = result.memory
+        self.pending_auto_prunes, self.pending_credit = outcome.num_auto_prunes, 0.0
+        self._note_scaffolds(evidence, outcome)
+        self._count(outcome)
+        self.rewards.append(result.total)
+        self.last_evidence = evidence
+        return result
+
+    def roll_back(self, evidence: EnvEvidence, outcome: EnvOutcome, penalty: float) -> None:
+        """Forfeit the segment: its last step takes the penalty, those before it nothing.
+
+        A step that panics never acted and earns nothing itself.
+        """
+        num_forfeited = len(self.rewards) - self.segment_start
+        if num_forfeited:
+            self.rewards[self.segment_start :] = [*[0.0] * (num_forfeited - 1), penalty]
+        self.segment_start = len(self.rewards)
+        self.num_rollbacks += 1
+        self.pending_auto_prunes += outcome.num_auto_prunes
+        self.memory = memory_at(outcome.reports, self.scheme)
+        self._count(outcome)
+        self.last_evidence = evidence
+
+    def record(self, *, outcome: EnvOutcome | None, success_accuracy_pct: float) -> EpisodeRecord:
+        """Sum the episode up; without an outcome the env broke before its end."""
+        evidence = self.last_evidence
+        accuracy = None if evidence is None else evidence.signals.val_accuracy_pct
+        has_succeeded = accuracy is not None and accuracy >= success_accuracy_pct
+        status = EpisodeStatus.SUCCESS if has_succeeded else EpisodeStatus.TIMEOUT
+        recent = self.rewards[-STABILITY_WINDOW:]
+        variance = statistics.pvariance(recent) if recent else 0.0
+        return EpisodeRecord(
+            round=self.round_index,
+            env_id=self.env_id,
+            episode_id=self.episode_id,
+            status=EpisodeStatus.FAILED if outcome is None else status,
+            num_steps=0 if evidence is None else evidence.signals.step + 1,
+            final_accuracy_pct=accuracy,
+            best_accuracy_pct=None if evidence is None else evidence.signals.best_val_accuracy_pct,
+            final_loss=None if evidence is None else evidence.signals.val_loss,
+            total_reward=sum(self.rewards),
+            stability=1.0 / (1.0 + variance),
+            param_ratio=1.0 if evidence is None else evidence.total_params / evidence.host_params,
+            num_germinated=self.num_germinated,
+            num_pruned=self.num_pruned,
+            num_fossilized=self.num_fossilized,
+            num_contributing_fossils=self._num_contributing(evidence, outcome),
+            num_rollbacks=self.num_rollbacks,
+        )
+
+    def _num_contributing(self, evidence: EnvEvidence | None, outcome: EnvOutcome | None) -> int:
+        """Count the fossils that the last validation found to be worth keeping."""
+        if evidence is None or outcome is None:
+            return 0
+        fossils = [report for report in outcome.reports if report.stage is Stage.FOSSILIZED]
+        return sum(self.scheme.is_contributing(fossil.contribution_pp) for fossil in fossils)
+
+    def _inputs(self, evidence: EnvEvidence, outcome: EnvOutcome) -> RewardInputs:
+        action, signals = outcome.outcome.action, evidence.signals
+        start = self.start_accuracy_pct
+        assert start is not None
+        op = outcome.outcome.effective_op
+        return RewardInputs(
+            op=op,
+            has_succeeded=outcome.outcome.succeeded,
+            target_slot=None if op is Op.WAIT else action.slot_id,
+            step=signals.step,
+            num_steps=self.num_steps,
+            val_accuracy_pct=signals.val_accuracy_pct,
+            val_loss=signals.val_loss,
+            loss_delta=signals.loss_delta,
+            accuracy_since_start_pp=signals.val_accuracy_pct - start,
+            stable_accuracy_pct=evidence.stable_accuracy_pct,
+            committed_accuracy_pct=evidence.attribution.committed_accuracy_pct,
+            host_params=evidence.host_params,
+            seeds=tuple(
+                seed_inputs(report, _attributed_pp(evidence, report.slot_id))
+                for report in evidence.reports
+            ),
+            slots_after=slot_stages(outcome.reports),
+            memory=self.memory,
+            pending_auto_prunes=self.pending_auto_prunes,
+            pending_hindsight_credit=self.pending_credit,
+        )
+
+    def _note_scaffolds(self, evidence: EnvEvidence, outcome: EnvOutcome) -> None:
+        step = evidence.signals.step
+        for pair in evidence.attribution.interactions:
+            self.scaffolds = with_interaction(
+                self.scaffolds, pair.first_slot, pair.second_slot, pair.interaction_pp, step
+            )
+        action = outcome.outcome
+        if action.effective_op is Op.FOSSILIZE and action.succeeded:
+            slot_id = action.action.slot_id
+            seed = evidence.attribution.of(slot_id)
+            contribution = None if seed is None else seed.contribution_pp
+            self.pending_credit = hindsight_credit(
+                self.scaffolds, slot_id, contribution, step, self.scheme.config, self.scheme.gamma
+            )
+            self.scaffolds = without_beneficiary(self.scaffolds, slot_id)
+
+    def _count(self, outcome: EnvOutcome) -> None:
+        for payload in (*outcome.action_events, *outcome.tick_events):
+            match payload:
+                case SeedGerminated():
+                    self.num_germinated += 1
+                case SeedPruned():
+                    self.num_pruned += 1
+                case SeedFossilized():
+                    self.num_fossilized += 1
+
+
+def _attributed_pp(evidence: EnvEvidence, slot_id: str) -> float | None:
+    seed = evidence.attribution.of(slot_id)
+    return None if seed is None else seed.attributed_pp

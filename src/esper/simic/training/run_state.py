@@ -1,0 +1,80 @@
+"""What a run remembers from round to round, beside the policy; part of every checkpoint."""
+
+import statistics
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from esper.leyline.reports import BatchSummary
+from esper.simic.seed_management import Escalation
+from esper.simic.telemetry.anomaly import AnomalyState
+from esper.simic.telemetry.scoreboard import Scoreboard
+
+__all__ = ["RunState"]
+
+ROLLING_ROUNDS: Final = 10
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters, trends and standings."""
+
+    rounds_completed: int = 0
+    episodes_completed: int = 0
+    recent_accuracies_pct: tuple[float, ...] = ()
+    """Mean final accuracy of the last rounds, oldest first."""
+    rolling_accuracy_pct: float | None = None
+    best_accuracy_pct: float | None = None
+    """Highest round mean so far."""
+    best_loss: float | None = None
+    """Lowest round mean of the final losses so far."""
+    final_accuracy_pct: float | None = None
+    anomalies: AnomalyState = AnomalyState()
+    scoreboard: Scoreboard = Scoreboard()
+    escalation: Escalation = Escalation()
+    history: tuple[BatchSummary, ...] = ()
+
+    def rolling_with(self, accuracy_pct: float | None) -> float | None:
+        """Return the rolling mean after a round of this accuracy."""
+        window = self._window_with(accuracy_pct)
+        return statistics.fmean(window) if window else None
+
+    def after_round(self, summary: BatchSummary) -> "RunState":
+        """Return the state after a round."""
+        accuracy, loss = summary.mean_accuracy_pct, _mean_loss(summary)
+        return msgspec.structs.replace(
+            self,
+            rounds_completed=summary.round + 1,
+            episodes_completed=self.episodes_completed + len(summary.episodes),
+            recent_accuracies_pct=self._window_with(accuracy),
+            rolling_accuracy_pct=summary.rolling_accuracy_pct,
+            best_accuracy_pct=_best(max, self.best_accuracy_pct, accuracy),
+            best_loss=_best(min, self.best_loss, loss),
+            final_accuracy_pct=accuracy,
+            history=(*self.history, summary),
+        )
+
+    def is_best(self, summary: BatchSummary, *, by_loss: bool) -> bool:
+        """Tell whether a round beats all before it: by accuracy, or for language models by loss."""
+        if by_loss:
+            loss = _mean_loss(summary)
+            return loss is not None and (self.best_loss is None or loss < self.best_loss)
+        accuracy = summary.mean_accuracy_pct
+        known = self.best_accuracy_pct
+        return accuracy is not None and (known is None or accuracy > known)
+
+    def _window_with(self, accuracy_pct: float | None) -> tuple[float, ...]:
+        added = () if accuracy_pct is None else (accuracy_pct,)
+        return (*self.recent_accuracies_pct, *added)[-ROLLING_ROUNDS:]
+
+
+def _mean_loss(summary: BatchSummary) -> float | None:
+    losses = [record.final_loss for record in summary.episodes if record.final_loss is not None]
+    return statistics.fmean(losses) if losses else None
+
+
+def _best(
+    choose: Callable[[list[float]], float], known: float | None, new: float | None
+) -> float | None:
+    measured = [value for value in (known, new) if value is not None]
+    return choose(measured) if measured else None

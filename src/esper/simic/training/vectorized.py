@@ -1,0 +1,566 @@
+"""The public entry point: puts engine, control, trainer and hub together and runs a job.
+
+The names that tests and users may replace (`get_hub`, `RewardNormalizer`, `SharedBatchIterator`,
+`PPOAgent`, `torch_amp`, `collect_per_layer_gradients`, `check_numerical_stability`) are looked up
+here, when a run is put together.
+"""
+
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import anyio
+import msgspec
+import torch
+from torch import amp as torch_amp
+
+from esper import __version__
+from esper.leyline.config import (
+    AmpDtype,
+    GovernorConfig,
+    Job,
+    ProfilerConfig,
+    RunOptions,
+    TelemetryConfig,
+)
+from esper.leyline.jobs import Layer
+from esper.leyline.legality import ActionRules
+from esper.leyline.payloads import TrainingStarted
+from esper.leyline.reports import BatchSummary
+from esper.leyline.rewards import LossRewardConfig, RewardConfig
+from esper.leyline.stages import LifecycleRules
+from esper.leyline.streams import StreamPurpose, stream_seed
+from esper.leyline.tasks import TaskKind, TaskSpec
+from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.nissa.hub import TelemetryHub, get_hub
+from esper.nissa.journal import cut_back
+from esper.nissa.run_directory import (
+    CHECKPOINTS_DIRECTORY,
+    build_manifest,
+    create_run_directory,
+    read_manifest,
+)
+from esper.runtime.batches import Batch, SharedBatchIterator, batch_size_for, is_augmented
+from esper.runtime.datasets import Part, TensorDataset
+from esper.runtime.sources import DataRequest
+from esper.runtime.tasks import load_dataset, registered_task
+from esper.simic.agent.ppo_agent import PPOAgent
+from esper.simic.agent.ppo_config import ppo_config_from
+from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
+from esper.simic.rewards.scheme import scheme_of
+from esper.simic.seed_management import calculate_entropy_anneal_steps
+from esper.simic.telemetry.gradients import (
+    check_numerical_stability,
+    collect_per_layer_gradients,
+)
+from esper.simic.telemetry.phases import PhaseProfiler
+from esper.simic.training.batch_ops import TrainRules
+from esper.simic.training.checkpoints import CheckpointStore
+from esper.simic.training.control import Control
+from esper.simic.training.env_factory import EnvFactoryContext, build_model
+from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.keeper import Keeper, LoadedRun
+from esper.simic.training.machine import (
+    machine_kind,
+    num_lanes_for,
+    one_thread_per_worker,
+    warm_up_math,
+)
+from esper.simic.training.policy_controller import PolicyController
+from esper.simic.training.probes import RunProbes
+from esper.simic.training.reporter import Reporter
+from esper.simic.training.resuming import resolve_job
+from esper.simic.training.run_state import RunState
+from esper.simic.training.schedule import Schedule
+from esper.simic.training.vectorized_trainer import ControlThread, VectorizedPPOTrainer
+from esper.tamiyo.controllers.baselines import (
+    PeriodicController,
+    RandomController,
+    WaitController,
+)
+from esper.tamiyo.controllers.heuristic import HeuristicController
+from esper.tamiyo.controllers.protocol import Controller
+from esper.tamiyo.features import FeatureExtractor, observation_size
+from esper.tamiyo.masks import ActionMasker
+from esper.tamiyo.tracker import TrackerRules
+from esper.tolaria.devices import resolve_device, resolve_env_devices
+from esper.tolaria.engine import LaneEngine
+from esper.tolaria.fences import Fence, build_fence, transfer_to
+from esper.tolaria.lanes import Lane
+from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import Watchdog, supervise
+
+__all__ = ["TrainingResult", "run_job", "train_ppo_vectorized"]
+
+Companion: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
+"""Something that runs beside a run and is ended with it: a server, a console."""
+
+VALIDATION_BATCH: Final = 256
+CLOSE_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingResult:
+    """What a run leaves behind."""
+
+    agent: PPOAgent | None
+    """None for a controller that does not learn."""
+    history: tuple[BatchSummary, ...]
+    state: RunState
+    run_dir: Path
+    data_note: str | None
+    """What the operator has to know about the data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """A job with everything that is decided before its run directory exists."""
+
+    job: Job
+    task: TaskSpec
+    command: str
+    device: torch.device
+    fences: tuple[Fence, ...]
+    dataset: TensorDataset
+    train_batches: SharedBatchIterator
+    val_batches: SharedBatchIterator
+    rules: ActionRules
+    controller: Controller
+    resumed: LoadedRun | None
+    stop: StopFlag
+
+
+def run_job(
+    job: Job,
+    *,
+    command: str = "ppo",
+    resumed: LoadedRun | None = None,
+    companions: Sequence[Companion] = (),
+    shutdown_event: threading.Event | None = None,
+    ready_event: threading.Event | None = None,
+) -> TrainingResult:
+    """Run a checked job to its end, on a loop of its own.
+
+    Args:
+        job: what to run, and how.
+        command: who decides: ppo, heuristic, random, wait or periodic.
+        resumed: the checkpoint to go on from.
+        companions: what runs beside it.
+        shutdown_event: set it to stop the run at the next cancellation point.
+        ready_event: set when everything is built and the first round begins.
+    """
+    with one_thread_per_worker():
+        warm_up_math()
+        plan = _plan(job, command, resumed, StopFlag(shutdown_event))
+        run_dir = _open_run_directory(plan)
+        hub = TelemetryHub(
+            run_dir,
+            run_id=read_manifest(run_dir).run_id,
+            group=job.training.group_id,
+            config=job.training.telemetry,
+            fsync=job.run.fsync,
+            fsync_interval_s=job.run.fsync_interval_ms / 1000,
+        )
+        with hub:
+            state = _run_on_a_loop(partial(_run, plan, hub, companions, ready_event))
+    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    return TrainingResult(
+        agent=None if learner is None else learner.agent,
+        history=state.history,
+        state=state,
+        run_dir=run_dir,
+        data_note=plan.dataset.note,
+    )
+
+
+def train_ppo_vectorized(
+    *,
+    task: str = "digits",
+    preset: str | None = None,
+    n_episodes: int | None = None,
+    n_envs: int = 4,
+    max_epochs: int | None = None,
+    slots: Sequence[str] | None = None,
+    max_seeds: int | None = None,
+    seed: int = 42,
+    group_id: str = "default",
+    device: str = "auto",
+    devices: Sequence[str] | None = None,
+    data: str = "auto",
+    data_dir: str | None = None,
+    batch_size_per_env: int | None = None,
+    gpu_preload: bool = False,
+    gpu_preload_augment: bool = False,
+    amp: bool = False,
+    amp_dtype: str = "auto",
+    compile_mode: str = "auto",
+    max_grad_norm: float | None = 1.0,
+    lstm_hidden_dim: int | None = None,
+    lr: float = 3e-4,
+    clip_ratio: float = 0.2,
+    gamma: float = 0.995,
+    gae_lambda: float = 0.98,
+    recurrent_n_epochs: int = 4,
+    target_kl: float | None = 0.015,
+    value_coef: float = 0.5,
+    value_coef_start: float | None = None,
+    value_warmup_batches: int = 10,
+    entropy_coef: float = 0.05,
+    entropy_coef_start: float | None = None,
+    entropy_coef_end: float | None = None,
+    entropy_coef_min: float = 0.01,
+    entropy_anneal_episodes: int = 0,
+    entropy_coef_per_head: Mapping[str, float] | None = None,
+    total_train_steps: int | None = None,
+    reward_family: str = "contribution",
+    reward_mode: str = "shaped",
+    reward: RewardConfig | None = None,
+    loss_reward: LossRewardConfig | None = None,
+    lifecycle: LifecycleRules | None = None,
+    governor: GovernorConfig | None = None,
+    plateau_threshold: float = 0.5,
+    improvement_threshold: float = 2.0,
+    telemetry: TelemetryConfig | None = None,
+    telemetry_dir: str = "./runs",
+    profiler: ProfilerConfig | None = None,
+    lanes: int | None = None,
+    checkpoint_every: int = 1,
+    save_path: str | None = None,
+    resume_path: str | None = None,
+    ready_event: threading.Event | None = None,
+    shutdown_event: threading.Event | None = None,
+) -> tuple[PPOAgent, list[BatchSummary]]:
+    """Train a policy that decides what grows, and return its agent and a summary of each round.
+
+    The parameters are those of `TrainingConfig` and `RunOptions`, where each is explained; one that
+    is left at its default takes the preset's, the task's or the configuration's own value.
+    `n_episodes` counts rounds and `max_epochs` the steps of an episode. With `resume_path`, a
+    checkpoint or `latest`, what is not given is taken from the checkpoint. `ready_event` is set
+    when everything is built; set `shutdown_event` to stop at the next cancellation point.
+    """
+    job, resumed = resolve_job([("train_ppo_vectorized", _layer_of(locals()))])
+    result = run_job(job, resumed=resumed, shutdown_event=shutdown_event, ready_event=ready_event)
+    assert result.agent is not None, "a policy has an agent"
+    return result.agent, list(result.history)
+
+
+def _layer_of(given: Mapping[str, object]) -> Layer:
+    """Return the arguments that differ from their defaults, as tables of a job."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in signature(train_ppo_vectorized).parameters.items()
+        if name not in ("ready_event", "shutdown_event")
+    }
+    changed = {
+        name: msgspec.to_builtins(given[name])
+        for name, default in defaults.items()
+        if given[name] != default
+    }
+    run_keys = set(RunOptions.__struct_fields__)
+    return {
+        "training": {name: value for name, value in changed.items() if name not in run_keys},
+        "run": {name: value for name, value in changed.items() if name in run_keys},
+    }
+
+
+def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> _Plan:
+    """Decide everything that can go wrong before anything is created."""
+    config = job.training
+    registered = registered_task(config.task)
+    task = registered.spec
+    device = resolve_device(config.device)
+    env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
+    rules = ActionRules(
+        slot_ids=config.slots,
+        topology=task.host.topology,
+        lifecycle=config.lifecycle,
+        max_seeds=config.max_seeds,
+    )
+    controller = _build_controller(job, command, rules, device, resumed)
+    request = DataRequest(
+        source=config.data,
+        data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
+        check_cancelled=stop.checkpoint,
+    )
+    dataset = load_dataset(config.task, request)
+    batch_size = batch_size_for(task, config, len(dataset.train))
+    iterator = partial(
+        SharedBatchIterator,
+        dataset,
+        n_envs=config.n_envs,
+        seed=config.seed,
+        devices=env_devices,
+        preload=config.gpu_preload,
+        transfer=transfer_to,
+        check_cancelled=stop.checkpoint,
+    )
+    return _Plan(
+        job=job,
+        task=task,
+        command=command,
+        device=device,
+        fences=tuple(build_fence(env_devices[i % len(env_devices)]) for i in range(config.n_envs)),
+        dataset=dataset,
+        train_batches=iterator(
+            batch_size_per_env=batch_size,
+            mode=config.batch_mode or task.batch_mode,
+            max_batches=task.max_train_batches,
+            augment=is_augmented(dataset, config),
+        ),
+        val_batches=iterator(batch_size_per_env=VALIDATION_BATCH, part=Part.VAL),
+        rules=rules,
+        controller=controller,
+        resumed=resumed,
+        stop=stop,
+    )
+
+
+def _build_controller(
+    job: Job, command: str, rules: ActionRules, device: torch.device, resumed: LoadedRun | None
+) -> Controller:
+    config = job.training
+    match command:
+        case "wait":
+            return WaitController(rules)
+        case "random":
+            return RandomController(rules, config.seed)
+        case "periodic":
+            return PeriodicController(rules)
+        case "heuristic":
+            return HeuristicController(rules)
+    policy = PolicyController(
+        agent=_build_agent(job, device, resumed),
+        obs_normalizer=ObservationNormalizer(observation_size(len(config.slots)), device),
+        reward_normalizer=RewardNormalizer(device),
+        slot_ids=config.slots,
+        seed=config.seed,
+    )
+    if resumed is not None and resumed.controller is not None:
+        policy.load_state_dict(resumed.controller)
+    return policy
+
+
+def _build_agent(job: Job, device: torch.device, resumed: LoadedRun | None) -> PPOAgent:
+    config = job.training
+    if resumed is not None:
+        return PPOAgent.load(resumed.path, device=device)
+    source = stream_seed(config.seed, purpose=StreamPurpose.POLICY_INIT)
+    anneal = calculate_entropy_anneal_steps(config.entropy_anneal_episodes, config.n_envs)
+    return PPOAgent.build(
+        ppo_config_from(
+            config, obs_dim=observation_size(len(config.slots)), entropy_anneal_updates=anneal
+        ),
+        generator=torch.Generator().manual_seed(source),
+        device=device,
+    )
+
+
+def _open_run_directory(plan: _Plan) -> Path:
+    """Create the run's directory, or cut a resumed run's log back to its checkpoint."""
+    if plan.resumed is not None:
+        run_dir = plan.resumed.path.parent.parent
+        cut_back(run_dir, plan.resumed.log_seq)
+        return run_dir
+    manifest = build_manifest(
+        plan.job,
+        command=plan.command,
+        machine_kind=machine_kind(plan.device, plan.job.training.compile_mode.value),
+        data_source=plan.dataset.origin.value,
+    )
+    return create_run_directory(Path(plan.job.run.telemetry_dir), manifest)
+
+
+def _run_on_a_loop(main: Callable[[], Coroutine[Any, Any, RunState]]) -> RunState:
+    """Run a coroutine function to its end; beside a loop that is already running, on a thread."""
+    try:
+        anyio.get_current_task()
+    except (RuntimeError, anyio.NoEventLoopError):
+        return anyio.run(main)
+    thread = Lane("esper-loop")
+    return thread.submit(anyio.run, main).result()
+
+
+async def _run(
+    plan: _Plan,
+    hub: TelemetryHub,
+    companions: Sequence[Companion],
+    ready_event: threading.Event | None,
+) -> RunState:
+    config, run = plan.job.training, plan.job.run
+    lane = Lane("control")
+    engine = LaneEngine(
+        num_envs=config.n_envs,
+        num_lanes=num_lanes_for(run.lanes, config.n_envs),
+        work=_build_work(plan),
+        batches=partial(_train_pass, plan.train_batches),
+        stop=plan.stop,
+    )
+    trainer = _build_trainer(plan, hub, engine, lane)
+    watchdog = Watchdog(
+        lanes=partial(_threads_of, engine, lane),
+        env_ids_of=engine.env_ids_of,
+        deadline_s=run.lane_deadline_s,
+        stop=plan.stop,
+        report=hub.emit,
+    )
+    if ready_event is not None:
+        ready_event.set()
+    try:
+        return await supervise(
+            partial(trainer.run, started_event(plan)),
+            background=[partial(companion, hub) for companion in companions],
+            watchdog=watchdog,
+            stop=plan.stop,
+        )
+    finally:
+        await engine.close()
+        lane.close(CLOSE_TIMEOUT_S)
+
+
+def _build_work(plan: _Plan) -> TrainingWork:
+    config = plan.job.training
+    context = EnvFactoryContext(
+        config=config,
+        task=plan.task,
+        build_host=registered_task(config.task).build_host,
+        fences=plan.fences,
+        uses_scaler=_amp_dtype(plan) is torch.float16,
+        lstm=plan.controller if isinstance(plan.controller, PolicyController) else None,
+        run_seed=config.seed,
+    )
+    return TrainingWork(
+        context=context,
+        rules=TrainRules(
+            max_grad_norm=config.max_grad_norm,
+            gradient_stride=config.telemetry.gradient_stride,
+            autocast=partial(_autocast, plan.device.type, _amp_dtype(plan)),
+        ),
+        action_rules=plan.rules,
+        masker=ActionMasker(plan.rules),
+        validation=partial(plan.val_batches.batches, round=0, step=0),
+    )
+
+
+def _build_trainer(
+    plan: _Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
+) -> VectorizedPPOTrainer:
+    config, run, resumed = plan.job.training, plan.job.run, plan.resumed
+    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    state = RunState() if resumed is None else resumed.state
+    control = Control(
+        controller=plan.controller,
+        scheme=scheme_of(config, plan.task),
+        rules=plan.rules,
+        extractor=FeatureExtractor(config.slots, config.max_epochs),
+        masker=ActionMasker(plan.rules),
+        num_envs=config.n_envs,
+        num_steps=config.max_epochs,
+        death_penalty=config.governor.death_penalty,
+        success_accuracy_pct=plan.task.success_accuracy_pct,
+        check_cancelled=plan.stop.checkpoint,
+    )
+    store = CheckpointStore(
+        hub.run_dir / CHECKPOINTS_DIRECTORY,
+        copy_to=None if run.save_path is None else Path(run.save_path),
+    )
+    return VectorizedPPOTrainer(
+        engine=engine,
+        control=ControlThread(control, lane),
+        schedule=Schedule(config.n_episodes, config.max_epochs, state.rounds_completed),
+        reporter=Reporter(
+            hub=get_hub(),
+            config=config.telemetry,
+            num_envs=config.n_envs,
+            plateau_threshold_pp=config.plateau_threshold,
+            improvement_threshold_pp=config.improvement_threshold,
+            death_penalty=config.governor.death_penalty,
+            required_stable_steps=TrackerRules().steps_to_stabilize,
+            profiler=PhaseProfiler(run.profiler.phases),
+            escalation=state.escalation,
+        ),
+        keeper=Keeper(
+            store=store,
+            job=plan.job,
+            hub=get_hub(),
+            controller=learner,
+            every=run.checkpoint_every,
+            is_judged_by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL,
+            resumed=resumed,
+        ),
+        probes=RunProbes(
+            learner=learner,
+            fences=plan.fences,
+            collect_layers=collect_per_layer_gradients,
+            check_stability=check_numerical_stability,
+        ),
+        state=state,
+    )
+
+
+def _train_pass(
+    batches: SharedBatchIterator, round_index: int, step: int
+) -> Iterator[Sequence[Batch]]:
+    return batches.batches(round=round_index, step=step)
+
+
+def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
+    return (*engine.lanes, lane)
+
+
+def _amp_dtype(plan: _Plan) -> torch.dtype | None:
+    """Return the precision that hosts run in under autocast, or None for full precision."""
+    config = plan.job.training
+    if not config.amp or config.amp_dtype is AmpDtype.OFF:
+        return None
+    if config.amp_dtype is AmpDtype.AUTO:
+        is_cuda = plan.device.type == "cuda"
+        has_bfloat16 = not is_cuda or torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if has_bfloat16 else torch.float16
+    return torch.float16 if config.amp_dtype is AmpDtype.FLOAT16 else torch.bfloat16
+
+
+def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    return nullcontext() if dtype is None else torch_amp.autocast(device_type, dtype=dtype)
+
+
+def started_event(plan: _Plan) -> TrainingStarted:
+    """Return what a run says of itself when it begins."""
+    config, run = plan.job.training, plan.job.run
+    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    context = _build_work(plan).context
+    dtype = _amp_dtype(plan)
+    return TrainingStarted(
+        esper_version=__version__,
+        schema_version=SCHEMA_VERSION,
+        controller=plan.command,
+        task=config.task,
+        preset=config.preset,
+        data_source=plan.dataset.origin.value,
+        topology=plan.task.host.topology.value,
+        host_params=build_model(context, 0, 0).num_host_params,
+        slot_ids=config.slots,
+        num_rounds=config.n_episodes,
+        num_envs=config.n_envs,
+        num_steps=config.max_epochs,
+        seed=config.seed,
+        reward_family=config.reward_family.value,
+        reward_mode=config.reward_mode.value,
+        telemetry_level=config.telemetry.level,
+        policy_params=None if learner is None else _num_params(learner.agent.network),
+        policy_device=str(plan.device),
+        env_devices=tuple(sorted({str(fence.device) for fence in plan.fences})),
+        num_lanes=num_lanes_for(run.lanes, config.n_envs),
+        amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        compile_mode=config.compile_mode.value,
+        torch_version=str(torch.__version__),
+        resumed_from_round=None if plan.resumed is None else plan.resumed.state.rounds_completed,
+    )
+
+
+def _num_params(network: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())

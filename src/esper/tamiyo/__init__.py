@@ -1,0 +1,1 @@
+"""The brain: signal tracker, observation features, action masks, policy network and controllers."""

@@ -1,0 +1,181 @@
+"""The heuristic controller: germinate on a plateau, keep what contributes, prune what hurts."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, ActionSpec, Blueprint, Op, Topology
+from esper.leyline.errors import InvalidValueError
+from esper.leyline.legality import ActionRules, is_legal
+from esper.leyline.messages import EnvEvidence
+from esper.leyline.reports import SeedReport
+from esper.leyline.stages import COOLDOWN_STAGES, Stage
+from esper.tamiyo.controllers.protocol import Choice, Situation
+
+__all__ = ["HeuristicController", "HeuristicRules"]
+
+ROTATIONS: Final = {
+    Topology.CNN: (
+        Blueprint.CONV_LIGHT,
+        Blueprint.CONV_HEAVY,
+        Blueprint.ATTENTION,
+        Blueprint.NORM,
+        Blueprint.DEPTHWISE,
+    ),
+    Topology.TRANSFORMER: (
+        Blueprint.LORA,
+        Blueprint.MLP_SMALL,
+        Blueprint.ATTENTION,
+        Blueprint.NORM,
+        Blueprint.LORA_LARGE,
+    ),
+}
+
+
+class HeuristicRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The heuristic's thresholds, in steps and percentage points."""
+
+    plateau_steps: int = 3
+    min_step: int = 5
+    prune_after_steps: int = 5
+    prune_drop_pp: float = 2.0
+    fossilize_contribution_pp: float = 0.5
+    embargo_steps: int = 5
+    ransomware_contribution_pp: float = 0.1
+    """A seed that costs this much to remove while the host got worse holds it to ransom."""
+    penalty: float = 2.0
+    """Added to a blueprint whose seed is pruned; halves with every step."""
+    penalty_decay: float = 0.5
+    penalty_floor: float = 0.1
+    skip_penalty: float = 3.0
+
+
+@dataclass(eq=False, slots=True)
+class _EnvMemory:
+    """What the heuristic remembers of one env."""
+
+    next_index: int = 0
+    last_prune_step: int | None = None
+    penalties: dict[Blueprint, float] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class HeuristicController:
+    """Decides for each env by itself, from its signals and its seeds' evidence."""
+
+    rules: ActionRules
+    heuristic: HeuristicRules = field(default_factory=HeuristicRules)
+    rotation: tuple[Blueprint, ...] | None = None
+    name: str = "heuristic"
+    _envs: dict[int, _EnvMemory] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take the topology's own rotation, or refuse one that cannot grow there."""
+        if self.rotation is None:
+            self.rotation = ROTATIONS[self.rules.topology]
+        for blueprint in self.rotation:
+            if blueprint not in BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]:
+                constraint = f"does not grow in a {self.rules.topology} host"
+                raise InvalidValueError("rotation", blueprint.id, constraint, "heuristic")
+
+    def begin_round(self, round_index: int) -> None:
+        """Forget the envs of the round before."""
+        self._envs.clear()
+
+    def choose(self, situation: Situation) -> Choice:
+        """Decide for each env by itself."""
+        return Choice(
+            actions=tuple(
+                None if env is None else self._for_env(env, situation.step)
+                for env in situation.envs
+            ),
+            details=(None,) * len(situation.envs),
+        )
+
+    def _for_env(self, env: EnvEvidence, step: int) -> ActionSpec:
+        memory = self._envs.setdefault(env.env_id, _EnvMemory())
+        _decay(memory, self.heuristic)
+        living = [
+            report
+            for report in env.reports
+            if report.stage is not Stage.FOSSILIZED and report.stage not in COOLDOWN_STAGES
+        ]
+        wish = self._for_seed(living[0]) if living else self._germination(env, memory, step)
+        if not is_legal(wish, env.reports, self.rules):
+            return self._wait()
+        if wish.op is Op.PRUNE:
+            memory.last_prune_step = step
+            blueprint = living[0].blueprint
+            memory.penalties[blueprint] = (
+                memory.penalties.get(blueprint, 0) + self.heuristic.penalty
+            )
+        return wish
+
+    def _for_seed(self, seed: SeedReport) -> ActionSpec:
+        match seed.stage:
+            case Stage.GERMINATED:
+                return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
+            case Stage.TRAINING | Stage.BLENDING if self._has_dropped(seed):
+                return ActionSpec(op=Op.PRUNE, slot_id=seed.slot_id)
+            case Stage.TRAINING:
+                return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
+            case Stage.BLENDING if seed.alpha.is_at_target and seed.alpha.target >= 1.0:
+                return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
+            case Stage.HOLDING:
+                return self._for_held(seed)
+            case _:
+                return self._wait()
+
+    def _for_held(self, seed: SeedReport) -> ActionSpec:
+        contribution, rules = seed.contribution_pp, self.heuristic
+        if contribution is None:
+            return self._wait()
+        has_lost = (seed.improvement_pp or 0.0) < 0.0
+        is_ransomware = contribution > rules.ransomware_contribution_pp and has_lost
+        keeps = contribution > rules.fossilize_contribution_pp and not is_ransomware
+        return ActionSpec(op=Op.FOSSILIZE if keeps else Op.PRUNE, slot_id=seed.slot_id)
+
+    def _has_dropped(self, seed: SeedReport) -> bool:
+        change = seed.stage_improvement_pp
+        is_due = seed.steps_in_stage >= self.heuristic.prune_after_steps
+        return is_due and change is not None and change < -self.heuristic.prune_drop_pp
+
+    def _germination(self, env: EnvEvidence, memory: _EnvMemory, step: int) -> ActionSpec:
+        rules, signals = self.heuristic, env.signals
+        last = memory.last_prune_step
+        is_embargoed = last is not None and step - last < rules.embargo_steps
+        is_ready = signals.is_stabilized and step >= rules.min_step
+        is_stuck = signals.plateau_steps >= rules.plateau_steps
+        if is_embargoed or not is_ready or not is_stuck:
+            return self._wait()
+        occupied = {report.slot_id for report in env.reports}
+        free = [slot_id for slot_id in self.rules.slot_ids if slot_id not in occupied]
+        if not free:
+            return self._wait()
+        blueprint = self._next_blueprint(memory)
+        return ActionSpec(op=Op.GERMINATE, slot_id=free[0], blueprint=blueprint)
+
+    def _next_blueprint(self, memory: _EnvMemory) -> Blueprint:
+        """Walk the rotation past blueprints that have failed lately; if all have, rotate anyway."""
+        assert self.rotation is not None
+        size = len(self.rotation)
+        for offset in range(size):
+            index = (memory.next_index + offset) % size
+            if memory.penalties.get(self.rotation[index], 0.0) < self.heuristic.skip_penalty:
+                memory.next_index = index + 1
+                return self.rotation[index]
+        ranked = sorted(self.rotation, key=lambda item: (memory.penalties[item], item.id))
+        chosen = ranked[memory.next_index % size]
+        memory.next_index += 1
+        return chosen
+
+    def _wait(self) -> ActionSpec:
+        return ActionSpec(slot_id=self.rules.slot_ids[0])
+
+
+def _decay(memory: _EnvMemory, rules: HeuristicRules) -> None:
+    decayed = {item: value * rules.penalty_decay for item, value in memory.penalties.items()}
+    memory.penalties = {
+        item: value for item, value in decayed.items() if value >= rules.penalty_floor
+    }

@@ -1,0 +1,163 @@
+"""Owns the action distribution: masks conditioned on the op, mixture floors, sampling, entropy.
+
+All eight heads are rows of one padded tensor, so that a decision takes a few operations and not a
+few per head. Shapes: `...` any leading dims, K heads in canonical order, W the widest head.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.actions import HEAD_SPECS, HEADS, Head, Op, causal_heads, head_sizes
+from esper.tamiyo.mask_types import ActionMasks
+
+__all__ = [
+    "DEFAULT_MIXTURES",
+    "NUM_HEADS",
+    "OP_ROW",
+    "SLOT_ROW",
+    "ActionSpace",
+    "AvailableMasks",
+    "HeadDistributions",
+]
+
+MASKED_LOGIT: Final = -1e4
+NUM_HEADS: Final = len(HEADS)
+OP_ROW: Final = HEADS.index(Head.OP)
+SLOT_ROW: Final = HEADS.index(Head.SLOT)
+DEFAULT_MIXTURES: Final = tuple(HEAD_SPECS[head].mixture for head in HEADS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadDistributions:
+    """The eight distributions that are sampled from, floors included; masked choices have none."""
+
+    masks: Tensor  # bool [..., K, W]
+    probs: Tensor  # [..., K, W]
+    log_probs: Tensor  # [..., K, W]
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Return the log-probability of each head's choice; exactly 0 where it is the only one."""
+        return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def confidence(self, actions: Tensor) -> Tensor:
+        """Return the probability of each head's choice."""
+        return self.probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Return each head's entropy over that of a uniform choice; exactly 0 for a single one."""
+        num_valid = self.masks.sum(-1).clamp_min(2)
+        # 0 - x and not -x, so that no entropy is a negative zero.
+        return (0.0 - (self.probs * self.log_probs).sum(-1)) / num_valid.log()
+
+    def choose(self, uniforms: Tensor | None) -> Tensor:
+        """Return the choices that numbers in [0, 1) fall on; without numbers, the likeliest ones.
+
+        A masked choice adds nothing to the running sum, so that it is never the first to exceed
+        the threshold; and u·total < total holds for float32 as drawn by torch.rand.
+
+        Args:
+            uniforms: [..., heads], of which the last ones belong to these heads.
+        """
+        if uniforms is None:
+            return self.probs.argmax(-1)
+        cumulative = self.probs.cumsum(-1)
+        own = uniforms[..., -self.probs.shape[-2] :]
+        threshold = own.unsqueeze(-1) * cumulative[..., -1:]
+        return (cumulative <= threshold).sum(-1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AvailableMasks:
+    """What each head could have chosen under some legal op, whatever op was taken."""
+
+    masks: Tensor  # bool [..., K, W]
+    has_choice: Tensor  # bool [..., K]
+    """Some legal op looks at the head, and the head has two choices or more."""
+
+
+class ActionSpace(nn.Module):
+    """The constant tensors of the eight heads, and the one place where masks meet the op."""
+
+    causal: Tensor  # bool [ops, K]
+    neutral: Tensor  # bool [K, W]
+    mixtures: Tensor  # [K, 1]
+    columns: Tensor  # int64 [K * W]: where each padded choice stands among the heads' outputs
+
+    def __init__(self, num_slots: int, mixtures: tuple[float, ...] = DEFAULT_MIXTURES) -> None:
+        super().__init__()
+        self.sizes = head_sizes(num_slots)
+        self.width = max(self.sizes.values())
+        causal = [[head in causal_heads(op) for head in HEADS] for op in Op]
+        neutral = torch.zeros(NUM_HEADS, self.width, dtype=torch.bool)
+        columns = torch.zeros(NUM_HEADS, self.width, dtype=torch.long)
+        first = 0
+        for row, (head, size) in enumerate(self.sizes.items()):
+            neutral[row, HEAD_SPECS[head].neutral] = True
+            columns[row, :size] = torch.arange(first, first + size)
+            first += size
+        self.register_buffer("causal", torch.tensor(causal), persistent=False)
+        self.register_buffer("neutral", neutral, persistent=False)
+        self.register_buffer("mixtures", torch.tensor(mixtures).unsqueeze(-1), persistent=False)
+        self.register_buffer("columns", columns.flatten(), persistent=False)
+
+    def pad(self, outputs: Tensor) -> Tensor:
+        """Return the heads' concatenated outputs as float32 rows; padding repeats some output."""
+        rows = outputs.float().index_select(-1, self.columns)
+        return rows.view(*outputs.shape[:-1], NUM_HEADS, self.width)
+
+    def choice_masks(self, masks: ActionMasks, ops: Tensor) -> Tensor:
+        """Return what each head may choose once the op is known, [..., K, W].
+
+        A head that the op does not look at has its neutral value as the only choice, be that
+        masked otherwise or not; the slot's neutral value is the first slot of the op's row.
+        """
+        row = ops[..., None, None].expand(*ops.shape, 1, masks.slot_by_op.shape[-1])
+        slots = masks.slot_by_op.gather(-2, row).squeeze(-2)
+        base = self._base_masks(masks, slots)
+        neutral = self.neutral.expand_as(base).clone()
+        first_slot = base[..., SLOT_ROW, :]
+        neutral[..., SLOT_ROW, :] = first_slot & (first_slot.cumsum(-1) == 1)
+        return torch.where(self.causal[ops].unsqueeze(-1), base, neutral)
+
+    def available_masks(self, masks: ActionMasks) -> AvailableMasks:
+        """Return what each head may choose under any legal op that looks at it."""
+        legal = masks.op.unsqueeze(-1) & self.causal  # [..., ops, K]
+        slots = (masks.slot_by_op & legal[..., SLOT_ROW].unsqueeze(-1)).any(-2)
+        base = self._base_masks(masks, slots)
+        has_choice = legal.any(-2) & (base.sum(-1) >= 2)
+        return AvailableMasks(
+            masks=torch.where(has_choice.unsqueeze(-1), base, self.neutral), has_choice=has_choice
+        )
+
+    def distributions(self, logits: Tensor, masks: Tensor) -> HeadDistributions:
+        """Return (1 - ε)·softmax + ε·uniform over what the masks [..., K, W] leave."""
+        return _mix(logits, masks, self.mixtures)
+
+    def op_distribution(self, logits: Tensor, masks: ActionMasks) -> HeadDistributions:
+        """Return the op's distribution alone, [..., 1, W]: it is drawn before the others."""
+        padding = self.width - masks.op.shape[-1]
+        mask = nn.functional.pad(masks.op, (0, padding)).unsqueeze(-2)
+        return _mix(logits[..., OP_ROW:, :], mask, self.mixtures[OP_ROW:])
+
+    def _base_masks(self, masks: ActionMasks, slots: Tensor) -> Tensor:
+        by_head = {Head.SLOT: slots} | {
+            head: getattr(masks, head) for head in HEADS if head is not Head.SLOT
+        }
+        base = masks.op.new_zeros(*masks.op.shape[:-1], NUM_HEADS, self.width)
+        for row, head in enumerate(HEADS):
+            base[..., row, : self.sizes[head]] = by_head[head]
+        return base
+
+
+def _mix(logits: Tensor, masks: Tensor, mixtures: Tensor) -> HeadDistributions:
+    soft = logits.masked_fill(~masks, MASKED_LOGIT).softmax(-1)
+    uniform = masks / masks.sum(-1, keepdim=True).clamp_min(1)
+    # lerp adds ε·(uniform - soft), which is exactly nothing where a single choice has both at 1.
+    probs = torch.lerp(soft, uniform, mixtures)
+    safe = torch.where(masks, probs, 1.0)
+    return HeadDistributions(
+        masks=masks, probs=probs, log_probs=torch.where(masks, safe.log(), MASKED_LOGIT)
+    )

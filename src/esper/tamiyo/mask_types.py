@@ -1,0 +1,19 @@
+"""Owns the shape in which action masks travel from their builder to the policy and the buffer."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionMasks:
+    """Which choices are legal, for all envs at once."""
+
+    op: Tensor  # bool [N, 6]
+    slot_by_op: Tensor  # bool [N, 6, S]; the WAIT row holds the enabled slots
+    blueprint: Tensor  # bool [N, 13]
+    style: Tensor  # bool [N, 4]
+    tempo: Tensor  # bool [N, 3]
+    alpha_target: Tensor  # bool [N, 3]
+    alpha_speed: Tensor  # bool [N, 4]
+    alpha_curve: Tensor  # bool [N, 5]

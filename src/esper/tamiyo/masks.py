@@ -1,0 +1,134 @@
+"""Action masks: what leyline's table of rules allows, for all envs at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.leyline.actions import (
+    BLUEPRINTS_BY_TOPOLOGY,
+    HEAD_SPECS,
+    NUM_OPS,
+    AlphaSpeed,
+    AlphaTarget,
+    Blueprint,
+    CurveChoice,
+    Head,
+    Op,
+    Style,
+    Tempo,
+)
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.legality import GERMINATION_BLOCKING_STAGES, OP_RULES, ActionRules
+from esper.leyline.reports import SeedReport
+from esper.leyline.stages import NUM_STAGES, STAGE_INDEX
+from esper.tamiyo.gather import LocatedReports, locate_reports
+from esper.tamiyo.mask_types import ActionMasks
+
+__all__ = ["ActionMasker"]
+
+_EMPTY = NUM_STAGES
+"""Column of an empty slot, after those of the stages."""
+
+
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Slots:
+    """The state of all slots of all envs, as far as legality looks at it; [N, S] each."""
+
+    stage: NDArray[np.intp]  # _EMPTY where there is no seed
+    is_resting: BoolArray
+    is_prunable_age: BoolArray
+
+
+@dataclass(eq=False, slots=True)
+class ActionMasker:
+    """Computes masks for one run; holds the rules as lookup tables."""
+
+    rules: ActionRules
+    _slot_index: dict[str, int] = field(init=False)
+    _stage_table: BoolArray = field(init=False)  # [6, NUM_STAGES + 1]
+    _ignores_ramps: BoolArray = field(init=False)  # [6, 1], as the next two
+    _ignores_age: BoolArray = field(init=False)
+    _ignores_room: BoolArray = field(init=False)
+    _blocks_germination: BoolArray = field(init=False)  # [NUM_STAGES + 1]
+    _offered: BoolArray = field(init=False)  # [13]
+
+    def __post_init__(self) -> None:
+        """Lay the table of rules out as arrays."""
+        table = np.zeros((NUM_OPS, NUM_STAGES + 1), dtype=bool)
+        for op, rule in OP_RULES.items():
+            if self.rules.is_enabled(op):
+                table[op, [STAGE_INDEX[stage] for stage in rule.stages]] = True
+                table[op, _EMPTY] = rule.accepts_empty
+        blocking = np.zeros(NUM_STAGES + 1, dtype=bool)
+        blocking[[STAGE_INDEX[stage] for stage in GERMINATION_BLOCKING_STAGES]] = True
+        rows = [OP_RULES[op] for op in Op]
+        offered = BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]
+        self._slot_index = {slot_id: index for index, slot_id in enumerate(self.rules.slot_ids)}
+        self._stage_table = table
+        self._ignores_ramps = np.array([[not rule.needs_rest] for rule in rows])
+        self._ignores_age = np.array([[not rule.needs_prune_age] for rule in rows])
+        self._ignores_room = np.array([[not rule.needs_room] for rule in rows])
+        self._blocks_germination = blocking
+        self._offered = np.array([blueprint in offered for blueprint in Blueprint])
+
+    def masks(self, reports_by_env: Sequence[Sequence[SeedReport]]) -> ActionMasks:
+        """Return the masks of all envs, given each one's occupied slots."""
+        num_envs = len(reports_by_env)
+        slots = self._gather(num_envs, locate_reports(reports_by_env, self._slot_index))
+        slot_by_op = self._slot_by_op(slots)
+        op: BoolArray = np.logical_or.reduce(slot_by_op, axis=2)
+        can_germinate = op[:, Op.GERMINATE, None]
+        can_set_target = can_germinate | op[:, Op.SET_ALPHA_TARGET, None]
+        return ActionMasks(
+            op=torch.from_numpy(op),
+            slot_by_op=torch.from_numpy(slot_by_op),
+            blueprint=torch.from_numpy(np.tile(self._offered, (num_envs, 1))),
+            style=torch.from_numpy(can_germinate | _neutral(Head.STYLE, Style)),
+            tempo=_open(num_envs, Tempo),
+            alpha_target=torch.from_numpy(
+                can_set_target | _neutral(Head.ALPHA_TARGET, AlphaTarget)
+            ),
+            alpha_speed=_open(num_envs, AlphaSpeed),
+            alpha_curve=_open(num_envs, CurveChoice),
+        )
+
+    def _gather(self, num_envs: int, located: LocatedReports) -> _Slots:
+        shape = (num_envs, len(self.rules.slot_ids))
+        where = (located.env_indices, located.slot_indices)
+        stage = np.full(shape, _EMPTY)
+        is_resting = np.ones(shape, dtype=bool)
+        is_prunable_age = np.ones(shape, dtype=bool)
+        if located.reports:
+            reports, min_age = located.reports, self.rules.lifecycle.min_prune_age_steps
+            stage[where] = [STAGE_INDEX[report.stage] for report in reports]
+            is_resting[where] = [report.alpha.mode is AlphaMode.HOLD for report in reports]
+            is_prunable_age[where] = [report.age_steps >= min_age for report in reports]
+        return _Slots(stage=stage, is_resting=is_resting, is_prunable_age=is_prunable_age)
+
+    def _slot_by_op(self, slots: _Slots) -> BoolArray:
+        is_blocked: BoolArray = np.logical_or.reduce(self._blocks_germination[slots.stage], axis=1)
+        has_room = ~is_blocked
+        if self.rules.max_seeds is not None:
+            has_room &= (slots.stage != _EMPTY).sum(axis=1) < self.rules.max_seeds
+        by_stage = self._stage_table[:, slots.stage].transpose(1, 0, 2)  # [N, 6, S]
+        legal: BoolArray = by_stage & (slots.is_resting[:, None] | self._ignores_ramps)
+        legal &= slots.is_prunable_age[:, None] | self._ignores_age
+        legal &= has_room[:, None, None] | self._ignores_room
+        return legal
+
+
+def _neutral(head: Head, choices: type[IntEnum]) -> BoolArray:
+    return np.array([choice == HEAD_SPECS[head].neutral for choice in choices])
+
+
+def _open(num_envs: int, choices: type[IntEnum]) -> Tensor:
+    return torch.ones(num_envs, len(choices), dtype=torch.bool)

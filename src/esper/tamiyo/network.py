@@ -1,0 +1,297 @@
+"""Owns the recurrent policy network: layers, initial weights, one step and whole sequences.
+
+Shapes: N envs, T steps, D observation, S slots, F features, H hidden, K heads, W widest head.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.actions import HEADS, NUM_OPS, Blueprint, Head, head_sizes
+from esper.tamiyo.distributions import DEFAULT_MIXTURES, OP_ROW, ActionSpace
+from esper.tamiyo.mask_types import ActionMasks
+
+__all__ = ["Decision", "LstmState", "PolicyNetwork", "PolicyOutput", "PolicySpec"]
+
+BLUEPRINT_DIM: Final = 4
+HIDDEN_GAIN: Final = math.sqrt(2)
+POLICY_GAIN: Final = 0.01
+"""Gain of the last layer of each head: the first policy is close to uniform."""
+CRITIC_GAIN: Final = 0.1
+
+
+class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sizes of a policy network, and its mixture floors in canonical order of heads."""
+
+    obs_dim: int
+    num_slots: int
+    feature_dim: int = 512
+    hidden_dim: int = 512
+    mixtures: tuple[float, ...] = DEFAULT_MIXTURES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LstmState:
+    """What the network remembers of each env."""
+
+    h: Tensor  # [N, H]
+    c: Tensor  # [N, H]
+
+    def cleared(self, rows: Tensor) -> "LstmState":
+        """Return the state with the rows of this bool mask [N] forgotten."""
+        gone = rows.unsqueeze(-1)
+        return LstmState(h=self.h.masked_fill(gone, 0.0), c=self.c.masked_fill(gone, 0.0))
+
+    def select(self, rows: Tensor) -> "LstmState":
+        """Return the state of these envs, in this order."""
+        return LstmState(h=self.h[rows], c=self.c[rows])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyOutput:
+    """What the network says of observations with leading dims [N] or [N, T]."""
+
+    logits: Tensor  # [..., K, W]
+    values: Tensor  # [...], on the value normaliser's scale
+    hidden: Tensor  # [..., H]
+    state: LstmState
+    """After the last step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """One decision for all envs, stacked so that each of the two tensors crosses to the host once.
+
+    Rows of `diagnostics`: K confidences, K normalised entropies, K numbers of valid choices, one
+    probability per op, the value.
+    """
+
+    actions: Tensor  # int64 [K, N]
+    log_probs: Tensor  # [K, N]
+    diagnostics: Tensor  # [3 * K + ops + 1, N]
+    state: LstmState
+
+    @property
+    def confidences(self) -> Tensor:
+        """Return the probability of each head's choice, [K, N]."""
+        return self.diagnostics[: len(HEADS)]
+
+    @property
+    def entropies(self) -> Tensor:
+        """Return each head's normalised entropy, [K, N]."""
+        return self.diagnostics[len(HEADS) : 2 * len(HEADS)]
+
+    @property
+    def num_valid(self) -> Tensor:
+        """Return how many choices each head had, [K, N]."""
+        return self.diagnostics[2 * len(HEADS) : 3 * len(HEADS)]
+
+    @property
+    def op_probabilities(self) -> Tensor:
+        """Return the probability of each op, [ops, N]."""
+        return self.diagnostics[3 * len(HEADS) : -1]
+
+    @property
+    def values(self) -> Tensor:
+        """Return V of each env's observation, [N]."""
+        return self.diagnostics[-1]
+
+
+class PolicyNetwork(nn.Module):
+    """Blueprint embedding, feature net, residual LSTM, eight heads, V, Q and contributions."""
+
+    def __init__(self, spec: PolicySpec, generator: torch.Generator) -> None:
+        super().__init__()
+        self.spec = spec
+        # On the meta device nothing is drawn, so the process-wide generator is never touched.
+        with torch.device("meta"):
+            self._build(spec)
+        self.to_empty(device="cpu")
+        self._initialize(generator)
+        self.space = ActionSpace(spec.num_slots, spec.mixtures)
+
+    def _build(self, spec: PolicySpec) -> None:
+        hidden, half = spec.hidden_dim, spec.hidden_dim // 2
+        # Row 0 stands for an empty slot, so that any index outside of -1..12 is out of range.
+        self.blueprints = nn.Embedding(len(Blueprint) + 1, BLUEPRINT_DIM)
+        self.features = nn.Sequential(
+            nn.Linear(spec.obs_dim + BLUEPRINT_DIM * spec.num_slots, spec.feature_dim),
+            nn.LayerNorm(spec.feature_dim),
+            nn.ReLU(),
+        )
+        is_equal = spec.feature_dim == hidden
+        self.projection = nn.Identity() if is_equal else nn.Linear(spec.feature_dim, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
+        self.lstm_norm = nn.LayerNorm(hidden)
+        self.heads = nn.ModuleDict(
+            {
+                head: _mlp(hidden, *((hidden, half) if head is Head.BLUEPRINT else (half,)), size)
+                for head, size in head_sizes(spec.num_slots).items()
+            }
+        )
+        self.value = _critic(hidden, hidden)
+        self.q = _critic(hidden + NUM_OPS, hidden)
+        self.contribution = nn.Sequential(
+            nn.Linear(hidden, half),
+            nn.LayerNorm(half),
+            nn.ReLU(),
+            *_mlp(half, half // 2, spec.num_slots),
+        )
+
+    def _initialize(self, generator: torch.Generator) -> None:
+        critics = (self.value, self.q, self.contribution)
+        gains = {_last_layer(head): POLICY_GAIN for head in self.heads.values()}
+        gains |= {_last_layer(critic): CRITIC_GAIN for critic in critics}
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+            elif isinstance(module, nn.Linear):
+                gain = gains.get(module, HIDDEN_GAIN)
+                nn.init.orthogonal_(module.weight, gain, generator=generator)
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.blueprints.weight, std=0.02, generator=generator)
+        hidden = self.spec.hidden_dim
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(parameter, generator=generator)
+            else:
+                nn.init.zeros_(parameter)
+                nn.init.ones_(parameter[hidden : 2 * hidden])  # forget gate: remember at first
+
+    def initial_state(self, num_envs: int) -> LstmState:
+        """Return the state of envs that have seen nothing."""
+        zeros = self.lstm_norm.weight.new_zeros(num_envs, self.spec.hidden_dim)
+        return LstmState(h=zeros, c=zeros.clone())
+
+    def step(self, obs: Tensor, blueprints: Tensor, state: LstmState) -> PolicyOutput:
+        """Run one step of all envs: obs [N, D], blueprints int64 [N, S] with -1 for empty."""
+        encoded = self._encode(obs, blueprints).unsqueeze(1)
+        recurrent, state = self._recur(encoded, state)
+        return self._read(encoded.squeeze(1), recurrent.squeeze(1), state)
+
+    def unroll(
+        self, obs: Tensor, blueprints: Tensor, starts: Tensor, cuts: Sequence[int]
+    ) -> PolicyOutput:
+        """Run whole rows from an empty memory, forgetting an env's past where a segment starts.
+
+        Args:
+            obs: [N, T, D].
+            blueprints: int64 [N, T, S].
+            starts: bool [N, T], whether a segment starts with this step.
+            cuts: every step after the first at which some row starts, in order; known to the host,
+                so that stretches without a start take one call of the LSTM each.
+        """
+        encoded = self._encode(obs, blueprints)
+        state = self.initial_state(obs.shape[0])
+        stretches = []
+        for begin, end in pairwise((0, *cuts, obs.shape[1])):
+            state = state.cleared(starts[:, begin])
+            recurrent, state = self._recur(encoded[:, begin:end], state)
+            stretches.append(recurrent)
+        return self._read(encoded, torch.cat(stretches, dim=1), state)
+
+    def q_values(self, hidden: Tensor, ops: Tensor) -> Tensor:
+        """Return Q of these ops; telemetry only, so no gradient reaches the shared layers."""
+        one_hot = nn.functional.one_hot(ops, NUM_OPS).to(hidden.dtype)
+        q: Tensor = self.q(torch.cat((hidden.detach(), one_hot), dim=-1))
+        return q.squeeze(-1).float()
+
+    def contributions(self, hidden: Tensor) -> Tensor:
+        """Return the predicted contribution of each slot, [..., S], from a detached memory."""
+        predicted: Tensor = self.contribution(hidden.detach())
+        return predicted.float()
+
+    @torch.no_grad()
+    def decide(
+        self,
+        obs: Tensor,
+        blueprints: Tensor,
+        masks: ActionMasks,
+        state: LstmState,
+        *,
+        generator: torch.Generator | None,
+    ) -> Decision:
+        """Choose for all envs; without a generator, take the likeliest choices."""
+        output = self.step(obs, blueprints, state)
+        uniforms = None if generator is None else _draw_uniforms(len(obs), generator, obs.device)
+        ops_alone = self.space.op_distribution(output.logits, masks)
+        ops = ops_alone.choose(uniforms).squeeze(-1)
+        chosen = self.space.distributions(output.logits, self.space.choice_masks(masks, ops))
+        actions = chosen.choose(uniforms)
+        actions[:, OP_ROW] = ops  # one op per decision: what was conditioned on is what is stored
+        diagnostics = (
+            chosen.confidence(actions),
+            chosen.entropy(),
+            chosen.masks.sum(-1),
+            ops_alone.probs[:, 0, :NUM_OPS],
+            output.values.unsqueeze(-1),
+        )
+        return Decision(
+            actions=actions.T.contiguous(),
+            log_probs=chosen.log_prob(actions).T.contiguous(),
+            diagnostics=torch.cat(diagnostics, dim=-1).T.contiguous(),
+            state=output.state,
+        )
+
+    def _encode(self, obs: Tensor, blueprints: Tensor) -> Tensor:
+        embedded = self.blueprints(blueprints + 1).flatten(-2)
+        encoded: Tensor = self.projection(self.features(torch.cat((obs, embedded), dim=-1)))
+        return encoded
+
+    def _recur(self, encoded: Tensor, state: LstmState) -> tuple[Tensor, LstmState]:
+        # The memory stays in float32 under autocast: it is carried over a whole episode.
+        with torch.autocast(encoded.device.type, enabled=False):
+            recurrent, (h, c) = self.lstm(
+                encoded.float(), (state.h.unsqueeze(0), state.c.unsqueeze(0))
+            )
+        return recurrent, LstmState(h=h.squeeze(0), c=c.squeeze(0))
+
+    def _read(self, encoded: Tensor, recurrent: Tensor, state: LstmState) -> PolicyOutput:
+        hidden = self.lstm_norm(recurrent) + encoded
+        outputs = torch.cat([head(hidden) for head in self.heads.values()], dim=-1)
+        return PolicyOutput(
+            logits=self.space.pad(outputs),
+            values=self.value(hidden).squeeze(-1).float(),
+            hidden=hidden,
+            state=state,
+        )
+
+
+def _draw_uniforms(num_envs: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Return one number in [0, 1) per env and head: as many whatever is masked."""
+    shape = (num_envs, len(HEADS))
+    drawn = torch.rand(shape, generator=generator, device=generator.device)
+    return drawn.to(device, non_blocking=True)
+
+
+def _mlp(*sizes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for size_in, size_out in pairwise(sizes):
+        layers += [nn.Linear(size_in, size_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _critic(size_in: int, hidden: int) -> nn.Sequential:
+    half, quarter, eighth = hidden // 2, hidden // 4, hidden // 8
+    return nn.Sequential(
+        nn.Linear(size_in, half),
+        nn.LayerNorm(half),
+        nn.ReLU(),
+        nn.Linear(half, quarter),
+        nn.LayerNorm(quarter),
+        nn.ReLU(),
+        *_mlp(quarter, eighth, 1),
+    )
+
+
+def _last_layer(net: nn.Module) -> nn.Linear:
+    assert isinstance(net, nn.Sequential)
+    last = net[-1]
+    assert isinstance(last, nn.Linear)
+    return last

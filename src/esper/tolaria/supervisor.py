@@ -1,0 +1,124 @@
+"""The supervisor: one task group for a run, its helpers, its signals and its watchdog."""
+
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import anyio
+from anyio.abc import TaskStatus
+
+from esper.leyline.errors import ExitCode, RunFailedError
+from esper.leyline.payloads import LaneStalled
+from esper.tolaria.lanes import Lane, lane_stacks
+from esper.tolaria.stopping import StopFlag
+
+__all__ = ["Watchdog", "supervise"]
+
+T = TypeVar("T")
+
+WATCH_INTERVAL_S: Final = 0.25
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Watchdog:
+    """Notices lanes that have stopped moving, and a loop that is kept from running."""
+
+    def __init__(
+        self,
+        *,
+        lanes: Callable[[], Iterable[Lane]],
+        env_ids_of: Callable[[Lane], tuple[int, ...]],
+        deadline_s: float,
+        stop: StopFlag,
+        report: Callable[[LaneStalled], object],
+    ) -> None:
+        self._lanes = lanes
+        self._env_ids_of = env_ids_of
+        self._deadline_s = deadline_s
+        self._stop = stop
+        self._report = report
+        self.failure: RunFailedError | None = None
+        self.max_loop_lag_s = 0.0
+
+    async def run(self) -> None:
+        """Look at the lanes until one has been silent for too long, then give the run up.
+
+        Consumes the lanes' heartbeats; produces LANE_STALLED and failed calls; waits for time to
+        pass; unblocked by cancellation or by the first lane that stalls.
+        """
+        interval_s = min(WATCH_INTERVAL_S, self._deadline_s / 4)
+        while self.failure is None:
+            due = anyio.current_time() + interval_s
+            await anyio.sleep_until(due)
+            self.max_loop_lag_s = max(self.max_loop_lag_s, anyio.current_time() - due)
+            silent = [lane for lane in self._lanes() if lane.silent_s() > self._deadline_s]
+            if silent:
+                self._give_up(silent[0])
+
+    def _give_up(self, lane: Lane) -> None:
+        silent_s, env_ids = lane.silent_s(), self._env_ids_of(lane)
+        stacks = lane_stacks(self._lanes())
+        envs = ", ".join(map(str, env_ids))
+        self.failure = RunFailedError(
+            f"{lane.name} (envs {envs or 'none'}) has been silent for {silent_s:.0f} s; its stack "
+            "is in operational.jsonl, --lane-deadline sets how long is allowed"
+        )
+        self._report(
+            LaneStalled(
+                lane=lane.name,
+                silent_s=silent_s,
+                env_ids=env_ids,
+                stack="\n".join(f"{name}:\n{stack}" for name, stack in stacks.items()),
+            )
+        )
+        # The others may be waiting for the one that hangs, so they are told to stop; its own call
+        # is failed for whoever awaits it, as its thread may never return.
+        self._stop.set(str(self.failure))
+        lane.abandon(self.failure)
+
+
+async def supervise(
+    main: Callable[[], Awaitable[T]],
+    *,
+    background: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+    watchdog: Watchdog,
+    stop: StopFlag,
+) -> T:
+    """Run `main` to its end beside the tasks that serve it, which are cancelled then.
+
+    What a background task raises ends the run; what a stalled lane leads to is raised in place of
+    the interruptions it causes.
+    """
+    try:
+        async with anyio.create_task_group() as group:
+            # Signals reach the main thread only; elsewhere the caller holds the stop flag.
+            if threading.current_thread() is threading.main_thread():
+                await group.start(_watch_signals, stop)
+            group.start_soon(watchdog.run)
+            for task in background:
+                group.start_soon(task)
+            result = await main()
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as errors:
+        raise watchdog.failure or _first_of(errors) from None
+    return result
+
+
+def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def _watch_signals(stop: StopFlag, *, task_status: TaskStatus[None]) -> None:
+    """Turn the first SIGINT or SIGTERM into a cooperative stop, and obey a second at once.
+
+    Consumes signals; produces the stop flag; waits for the operator; unblocked by cancellation.
+    """
+    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
+        task_status.started()
+        async for number in signals:
+            if stop.is_set():
+                os._exit(ExitCode.INTERRUPTED)
+            stop.set(f"received {signal.Signals(number).name}")

@@ -1,0 +1,65 @@
+"""The hosts of the shipped tasks: size by closed form, slots, and where their values come from."""
+
+import pytest
+import torch
+from tests.kasmina.hosts.specs import SMALL_HOSTS, batch
+from tests.kasmina.tools import generator, has_same_state, num_params, unchanged_global_rng
+
+from esper.kasmina.hosts import build_host
+from esper.leyline.tasks import TASKS, CnnHostSpec, HostSpec, TaskSpec
+
+tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+hosts = pytest.mark.parametrize("spec", SMALL_HOSTS.values(), ids=SMALL_HOSTS)
+
+KNOWN_SIZES = {
+    "cifar_baseline": 6_418,
+    "cifar_multichannel": 6_418,
+    "cifar_scale": 99_922,
+    "cifar_deep_multichannel": 99_922,
+    "cifar_impaired": 77,
+    "cifar_minimal": 164,
+    "cifar_postpool": 24_346,
+    "cifar_highres": 24_346,
+    "cifar_deep_impaired": 1_140,
+    "tinystories": 10_844_160,
+}
+
+
+def closed_form(spec: HostSpec) -> int:
+    if isinstance(spec, CnnHostSpec):
+        outputs = [spec.base_channels * 2**index for index in range(spec.num_blocks)]
+        inputs = [spec.in_channels, *outputs[:-1]]
+        blocks = zip(inputs, outputs, strict=True)
+        convolutions = sum(spec.kernel_size**2 * i * o + 2 * o for i, o in blocks)
+        return convolutions + (outputs[-1] + 1) * spec.num_classes
+    d = spec.embed_dim
+    return (spec.vocab_size + spec.block_size + 2) * d + spec.num_layers * (12 * d**2 + 13 * d)
+
+
+@tasks
+def test_hosts_have_the_size_of_the_closed_form(task: TaskSpec) -> None:
+    size = num_params(build_host(task.host, generator()))
+    assert size == closed_form(task.host)
+    assert size == KNOWN_SIZES.get(task.name, size)
+
+
+@tasks
+def test_hosts_offer_the_slots_their_spec_names(task: TaskSpec) -> None:
+    host = build_host(task.host, generator())
+    assert tuple(spec.slot_id for spec in host.injection_specs()) == task.host.slot_ids
+
+
+@hosts
+def test_hosts_are_drawn_from_their_generator_alone(spec: HostSpec) -> None:
+    with unchanged_global_rng():
+        first, second, other = (build_host(spec, generator(seed)) for seed in (0, 0, 1))
+    assert has_same_state(first, second)
+    assert not has_same_state(first, other)
+
+
+@hosts
+def test_logits_at_birth_are_finite_and_small(spec: HostSpec) -> None:
+    logits = build_host(spec, generator()).eval()(batch(spec))
+    assert logits.shape[-1] == spec.num_classes
+    assert logits.abs().max() < 10
+    assert torch.isfinite(logits).all()

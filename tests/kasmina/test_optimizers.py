@@ -1,0 +1,235 @@
+"""Optimizers follow their seeds, and nobody else's moments notice."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.kasmina.bodies import (
+    AT_ONCE,
+    BLUEPRINT,
+    SPECS,
+    disturb,
+    granted,
+    grown,
+    lead,
+    loss_of,
+    plant,
+)
+from tests.kasmina.seeds import CAUSE
+from torch import nn
+
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optimizers import SeedOptimizers
+from esper.kasmina.seed import Ramp
+from esper.leyline.actions import Blueprint, Style, Topology
+from esper.leyline.errors import ContractError
+from esper.leyline.stages import Stage
+
+
+def host_sgd(host: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(host.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+
+
+def train(
+    model: nn.Module,
+    host_optimizer: torch.optim.SGD,
+    seeds: SeedOptimizers,
+    num_batches: int = 3,
+    topology: Topology = Topology.CNN,
+) -> None:
+    for batch in range(num_batches):
+        if isinstance(model, MorphogeneticModel):
+            seeds.follow(model)
+        host_optimizer.zero_grad()
+        seeds.zero_grad()
+        loss_of(model, SPECS[topology], seed=batch).backward()
+        host_optimizer.step()
+        seeds.step()
+
+
+def moments(optimizer: torch.optim.SGD) -> list[torch.Tensor]:
+    return [entry["momentum_buffer"].clone() for entry in optimizer.state.values()]
+
+
+def weights(slot_id: str, model: MorphogeneticModel) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.slot(slot_id).seed_parameters()]
+
+
+def assert_equal_lists(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    assert all(torch.equal(*pair) for pair in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("topology", Topology)
+def test_host_trains_as_if_incubating_seeds_were_not_there(topology: Topology) -> None:
+    model = grown(SPECS[topology])
+    seedless = copy.deepcopy(model.host)
+    optimizers = [host_sgd(model.host), host_sgd(seedless)]
+    seeds = SeedOptimizers(lr=0.01)
+    for slot in model.all_slots():
+        plant(slot, Stage.TRAINING, blueprint=BLUEPRINT[topology])
+
+    train(model, optimizers[0], seeds, topology=topology)
+    train(seedless, optimizers[1], SeedOptimizers(lr=0.01), topology=topology)
+
+    for name, tensor in seedless.state_dict().items():
+        assert torch.equal(model.host.state_dict()[name], tensor), name
+    assert_equal_lists(moments(optimizers[0]), moments(optimizers[1]))
+    assert all(optimizer.state for optimizer in seeds)
+
+
+def test_optimizer_is_made_kept_and_dropped_with_its_seed() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.02)
+    seeds.follow(model)
+    assert len(seeds) == 0
+
+    plant(model.slot("r0c1"))
+    seeds.follow(model)
+    made = seeds.by_slot()["r0c1"]
+    lead(model.slot("r0c1"), Stage.HOLDING)
+    seeds.follow(model)
+    assert seeds.by_slot() == {"r0c1": made}
+    assert (made.defaults["lr"], made.defaults["momentum"]) == (0.02, 0.9)
+    assert made.defaults["weight_decay"] == 0
+
+    granted(model.prune("r0c1", CAUSE))
+    seeds.follow(model)
+    assert len(seeds) == 0
+
+
+def test_next_seed_of_a_slot_starts_without_moments() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.01)
+    host_optimizer = host_sgd(model.host)
+    plant(model.slot("r0c1"), Stage.TRAINING)
+    train(model, host_optimizer, seeds)
+    granted(model.prune("r0c1", CAUSE))
+    for _ in range(7):
+        model.tick()
+
+    plant(model.slot("r0c1"))
+    seeds.follow(model)
+
+    assert not seeds.by_slot()["r0c1"].state
+
+
+@pytest.mark.parametrize("event", ["germinate", "advance", "fossilize", "retarget", "prune"])
+def test_moments_of_host_and_other_seeds_survive_every_event(event: str) -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.01)
+    host_optimizer = host_sgd(model.host)
+    plant(model.slot("r0c0"), Stage.HOLDING)
+    if event != "germinate":
+        plant(model.slot("r0c1"), Stage.TRAINING if event == "advance" else Stage.HOLDING)
+    train(model, host_optimizer, seeds)
+    before = [moments(host_optimizer), moments(seeds.by_slot()["r0c0"])]
+    groups = [id(p) for group in host_optimizer.param_groups for p in group["params"]]
+
+    match event:
+        case "germinate":
+            plant(model.slot("r0c1"))
+        case "advance":
+            granted(model.advance("r0c1"))
+        case "fossilize":
+            granted(model.fossilize("r0c1"))
+        case "retarget":
+            granted(model.set_alpha_target("r0c1", 0.5, AT_ONCE))
+        case _:
+            granted(model.prune("r0c1", CAUSE))
+    seeds.follow(model)
+
+    after = [moments(host_optimizer), moments(seeds.by_slot()["r0c0"])]
+    for left, right in zip(before, after, strict=True):
+        assert_equal_lists(left, right)
+    assert groups == [id(p) for group in host_optimizer.param_groups for p in group["params"]]
+
+
+def test_fossil_goes_on_training_with_its_moments() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.01)
+    host_optimizer = host_sgd(model.host)
+    plant(model.slot("r0c1"), Stage.HOLDING)
+    train(model, host_optimizer, seeds)
+    kept, before = seeds.by_slot()["r0c1"], weights("r0c1", model)
+    past = moments(kept)
+
+    granted(model.fossilize("r0c1"))
+    seeds.follow(model)
+    assert seeds.by_slot()["r0c1"] is kept
+    assert_equal_lists(moments(kept), past)
+    train(model, host_optimizer, seeds, num_batches=1)
+
+    assert not all(torch.equal(*pair) for pair in zip(before, weights("r0c1", model), strict=True))
+
+
+def test_gate_network_trains_from_its_first_blended_batch() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.1)
+    slot = model.slot("r0c1")
+    plant(slot, Stage.BLENDING, style=Style.GATED_GATE, blueprint=Blueprint.CONV_LIGHT)
+    disturb(slot)
+    assert slot.gate is not None
+    before = copy.deepcopy(slot.gate.state_dict())
+
+    train(model, host_sgd(model.host), seeds, num_batches=1)
+
+    assert not torch.equal(slot.gate.state_dict()["output.weight"], before["output.weight"])
+
+
+def test_seed_does_not_move_while_alpha_ramps_down() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.01)
+    host_optimizer = host_sgd(model.host)
+    plant(model.slot("r0c1"), Stage.HOLDING)
+    train(model, host_optimizer, seeds)
+    granted(model.schedule_prune("r0c1", Ramp(num_steps=3), CAUSE))
+    before, past = weights("r0c1", model), moments(seeds.by_slot()["r0c1"])
+
+    train(model, host_optimizer, seeds)
+
+    assert_equal_lists(weights("r0c1", model), before)
+    assert_equal_lists(moments(seeds.by_slot()["r0c1"]), past)
+
+
+def test_seed_without_parameters_needs_no_optimizer() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.01)
+    plant(model.slot("r0c1"), Stage.TRAINING)
+    model.slot("r0c1").seed = nn.Identity()
+
+    train(model, host_sgd(model.host), seeds)
+
+    assert len(seeds) == 0
+
+
+def test_forgetting_moments_keeps_the_optimizers() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.01)
+    plant(model.slot("r0c1"), Stage.HOLDING)
+    train(model, host_sgd(model.host), seeds)
+
+    seeds.forget_moments()
+
+    assert [len(optimizer.state) for optimizer in seeds] == [0]
+
+
+def test_rebuilt_model_trains_on_bit_for_bit() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.01)
+    host_optimizer = host_sgd(model.host)
+    plant(model.slot("r0c0"), Stage.FOSSILIZED)
+    plant(model.slot("r0c1"), Stage.TRAINING, style=Style.GATED_GATE)
+    train(model, host_optimizer, seeds)
+    stored: dict[str, Any] = copy.deepcopy({"model": model.state(), "seeds": seeds.state()})
+
+    rebuilt, again = grown(seed=99), SeedOptimizers(lr=0.01)
+    rebuilt.load_state(stored["model"])
+    again.load_state(rebuilt, stored["seeds"])
+    rebuilt_host_optimizer = host_sgd(rebuilt.host)
+    rebuilt_host_optimizer.load_state_dict(copy.deepcopy(host_optimizer.state_dict()))
+    train(model, host_optimizer, seeds)
+    train(rebuilt, rebuilt_host_optimizer, again)
+
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(rebuilt.state_dict()[name], tensor), name
+
+
+def test_stored_moments_of_other_seeds_are_refused() -> None:
+    model, seeds = grown(), SeedOptimizers(lr=0.01)
+    plant(model.slot("r0c1"))
+    seeds.follow(model)
+
+    with pytest.raises(ContractError, match=r"stored for \['r0c1'\], the model has seeds in \[\]"):
+        SeedOptimizers(lr=0.01).load_state(grown(), seeds.state())

@@ -1,0 +1,100 @@
+"""Small agents and random rounds for tests."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from tests.tamiyo.policies import NUM_SLOTS, SPEC, generator, random_inputs, random_masks, sharpened
+from torch import Tensor
+
+from esper.leyline.actions import Op
+from esper.simic.agent.ppo_agent import PPOAgent
+from esper.simic.agent.ppo_config import PPOConfig
+from esper.simic.agent.rollout_buffer import StepRows
+from esper.tamiyo.mask_types import ActionMasks
+from esper.tamiyo.network import Decision, LstmState
+
+NUM_ENVS = 6
+NUM_STEPS = 9
+
+
+def small_config(**changes: object) -> PPOConfig:
+    settings = {
+        "policy": SPEC,
+        "slot_ids": ("r0c0", "r0c1", "r0c2"),
+        "num_envs": NUM_ENVS,
+        "num_steps": NUM_STEPS,
+    }
+    return PPOConfig(**(settings | changes))
+
+
+def small_agent(seed: int = 0, **changes: object) -> PPOAgent:
+    agent = PPOAgent.build(small_config(**changes), generator=generator(seed))
+    sharpened(agent.network, 100.0)
+    return agent
+
+
+def rows_of(
+    obs: Tensor,
+    blueprints: Tensor,
+    masks: ActionMasks,
+    decision: Decision,
+    rewards: Sequence[float],
+) -> StepRows:
+    """Return a step in which every op took effect as chosen."""
+    return StepRows(
+        obs=obs,
+        blueprints=blueprints,
+        masks=masks,
+        decision=decision,
+        effective_ops=decision.actions[-1].tolist(),
+        is_forced=(masks.op.sum(-1) == 1).tolist(),
+        rewards=rewards,
+        contributions=torch.zeros(len(obs), NUM_SLOTS),
+        is_measured=torch.zeros(len(obs), NUM_SLOTS, dtype=torch.bool),
+    )
+
+
+def wait_only(masks: ActionMasks) -> ActionMasks:
+    """Return the masks of envs that can do nothing but wait."""
+    op = torch.zeros_like(masks.op)
+    op[..., Op.WAIT] = True
+    return replace(masks, op=op)
+
+
+def play_round(
+    agent: PPOAgent,
+    *,
+    seed: int = 0,
+    reward_scale: float = 1.0,
+    rollbacks: Sequence[tuple[int, int]] = (),
+    is_forced: bool = False,
+) -> None:
+    """Fill the buffer with a random round; (env, step) pairs panic instead of acting."""
+    gen = generator(seed)
+    num_envs = agent.config.num_envs
+    state = agent.initial_state()
+    for step in range(agent.config.num_steps):
+        obs, blueprints = random_inputs(gen, num_envs)
+        masks = random_masks(gen, num_envs)
+        masks = wait_only(masks) if is_forced else masks
+        rewards = (reward_scale * torch.randn(num_envs, generator=gen)).tolist()
+        decision = agent.decide(obs, blueprints, masks, state, generator=gen)
+        panicking = [env for env in range(num_envs) if (env, step) in rollbacks]
+        acting = [env for env in range(num_envs) if env not in panicking]
+        rows = rows_of(obs, blueprints, masks, decision, rewards)
+        agent.buffer.record(step, rows, acting)
+        for env in panicking:
+            agent.buffer.end_segment_with_penalty(env, -10.0)
+        is_gone = torch.tensor([env in panicking for env in range(num_envs)])
+        state = decision.state.cleared(is_gone)
+    truncate_all(agent, generator(seed + 1), state)
+
+
+def truncate_all(agent: PPOAgent, gen: torch.Generator, state: LstmState) -> None:
+    """End every open segment and store the value of what would have followed."""
+    envs = range(agent.config.num_envs)
+    targets = [(env, step) for env in envs if (step := agent.buffer.truncate(env)) is not None]
+    obs, blueprints = random_inputs(gen, agent.config.num_envs)
+    values = agent.bootstrap_values(obs, blueprints, state)
+    agent.buffer.set_bootstrap_values(targets, values[[env for env, _ in targets]])

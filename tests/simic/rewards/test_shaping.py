@@ -1,0 +1,147 @@
+"""Shaping moves reward in time and never adds any."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.simic.rewards.builders import GAMMA, inputs, result, scheme, terms
+from tests.tamiyo.states import make_report
+
+from esper.leyline.actions import Op
+from esper.leyline.rewards import RewardFamily, RewardMemory, RewardMode, SlotStage
+from esper.leyline.stages import COOLDOWN_STAGES, TRANSITIONS, Stage
+from esper.simic.rewards.dispatcher import compute_reward
+from esper.simic.rewards.inputs import memory_at
+from esper.simic.rewards.scheme import RewardScheme
+from esper.simic.rewards.shaping import network_potential, slot_potential
+
+SHAPED_SCHEMES = [
+    scheme(RewardMode.SHAPED),
+    scheme(RewardMode.ESCROW),
+    scheme(RewardMode.BASIC),
+    scheme(RewardMode.BASIC_PLUS),
+    scheme(RewardMode.SIMPLIFIED),
+    scheme(RewardMode.SHAPED, RewardFamily.LOSS),
+]
+
+slot_stages = st.builds(SlotStage, stage=st.sampled_from(Stage), steps_in_stage=st.integers(0, 20))
+states = st.lists(slot_stages, max_size=4).map(tuple)
+moves = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 9), st.sampled_from(Op)), min_size=1, max_size=30
+)
+
+
+def walk(choices) -> list[tuple[SlotStage, ...]]:
+    """Return the states of three slots that move one at a time along the lifecycle."""
+    slots = [SlotStage(stage=Stage.DORMANT, steps_in_stage=0)] * 3
+    visited = []
+    for moved, choice, _ in choices:
+        targets = TRANSITIONS[slots[moved].stage]
+        slots = [
+            SlotStage(stage=slot.stage, steps_in_stage=slot.steps_in_stage + 1) for slot in slots
+        ]
+        if targets:
+            slots[moved] = SlotStage(stage=targets[choice % len(targets)], steps_in_stage=0)
+        visited.append(tuple(slot for slot in slots if slot.stage is not Stage.DORMANT))
+    return visited
+
+
+def shaping_of(visited, start: float, rules: RewardScheme, ops) -> tuple[float, float]:
+    """Return the discounted sum of the shaping terms of an episode, and its last potential."""
+    memory, total = RewardMemory(potential=start), 0.0
+    for step, (after, op) in enumerate(zip(visited, ops, strict=True)):
+        here = inputs(op=op, target_slot="r0c0", step=step, memory=memory, slots_after=after)
+        outcome = compute_reward(here, rules)
+        total += GAMMA**step * outcome.components.pbrs
+        memory = outcome.memory
+    return total, memory.potential
+
+
+def weight_of(rules: RewardScheme) -> float:
+    is_loss = rules.family is RewardFamily.LOSS
+    return rules.loss_config.pbrs_weight if is_loss else rules.config.pbrs_weight
+
+
+@pytest.mark.parametrize("rules", SHAPED_SCHEMES, ids=lambda rules: f"{rules.family}-{rules.mode}")
+@settings(max_examples=25, deadline=None)
+@given(moves)
+def test_shaping_telescopes_for_any_interleaving_of_slots(rules: RewardScheme, choices) -> None:
+    visited, ops = walk(choices), [op for _, _, op in choices]
+    total, last = shaping_of(visited, 0.0, rules, ops)
+    assert last == network_potential(visited[-1], rules)
+    assert total == pytest.approx(weight_of(rules) * GAMMA ** len(visited) * last, abs=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(states, st.lists(states, min_size=1, max_size=20))
+def test_shaping_telescopes_from_any_start_through_any_states(first, visited) -> None:
+    rules = scheme()
+    start = network_potential(first, rules)
+    total, last = shaping_of(visited, start, rules, [Op.WAIT] * len(visited))
+    expected = 0.3 * (GAMMA ** len(visited) * last - start)
+    assert total == pytest.approx(expected, abs=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(states, states, st.sampled_from(Op), st.sampled_from(["r0c0", "r0c1", "r0c2"]))
+def test_shaping_does_not_depend_on_which_slot_is_acted_on(before, after, op, slot_id) -> None:
+    memory = RewardMemory(potential=network_potential(before, scheme()))
+    acted = inputs(op=op, target_slot=slot_id, slots_after=after, memory=memory)
+    waited = inputs(slots_after=after, memory=memory)
+    assert terms(acted).pbrs == terms(waited).pbrs
+
+
+@pytest.mark.parametrize("stage", [Stage.DORMANT, Stage.UNKNOWN, *sorted(COOLDOWN_STAGES)])
+def test_a_slot_without_a_seed_has_no_potential_however_long_it_waits(stage: Stage) -> None:
+    assert slot_potential(SlotStage(stage=stage, steps_in_stage=9), scheme().config) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("stage", "steps", "potential"),
+    [
+        (Stage.GERMINATED, 0, 1.0),
+        (Stage.TRAINING, 2, 2.6),
+        (Stage.BLENDING, 1, 3.8),
+        (Stage.HOLDING, 7, 7.5),
+        (Stage.FOSSILIZED, 0, 6.0),
+    ],
+)
+def test_potential_is_the_stage_and_a_capped_time_in_it(stage, steps, potential) -> None:
+    slot = SlotStage(stage=stage, steps_in_stage=steps)
+    assert slot_potential(slot, scheme().config) == pytest.approx(potential)
+
+
+def test_potentials_of_slots_add_up() -> None:
+    slots = [
+        SlotStage(stage=Stage.TRAINING, steps_in_stage=1),
+        SlotStage(stage=Stage.FOSSILIZED, steps_in_stage=0),
+    ]
+    assert network_potential(slots, scheme()) == pytest.approx(2.3 + 6.0)
+    assert network_potential(slots, scheme(family=RewardFamily.LOSS)) == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("mode", [RewardMode.SPARSE, RewardMode.MINIMAL])
+def test_sparse_modes_are_not_shaped(mode: RewardMode) -> None:
+    after = (SlotStage(stage=Stage.HOLDING, steps_in_stage=0),)
+    assert terms(inputs(slots_after=after), mode).pbrs == 0.0
+
+
+def test_shaping_can_be_switched_off() -> None:
+    after = (SlotStage(stage=Stage.HOLDING, steps_in_stage=0),)
+    assert terms(inputs(slots_after=after), disable_pbrs=True).pbrs == 0.0
+
+
+def test_germinating_and_pruning_again_gains_nothing() -> None:
+    germinated = (SlotStage(stage=Stage.GERMINATED, steps_in_stage=0),)
+    pruned = (SlotStage(stage=Stage.PRUNED, steps_in_stage=0),)
+    first = result(inputs(op=Op.GERMINATE, target_slot="r0c0", slots_after=germinated))
+    second = result(inputs(slots_after=pruned, memory=first.memory))
+    gained = first.components.pbrs + GAMMA * second.components.pbrs
+    assert gained == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_new_segment_starts_from_the_fossils_that_are_there() -> None:
+    report = make_report(stage=Stage.FOSSILIZED, steps_in_stage=0)
+    memory = memory_at([report], scheme())
+    after = (SlotStage(stage=Stage.FOSSILIZED, steps_in_stage=0),)
+    found = terms(inputs(slots_after=after, memory=memory)).pbrs
+    assert found == pytest.approx(0.3 * (GAMMA - 1.0) * 6.0)

@@ -1,0 +1,248 @@
+"""The policy network: sizes, initial weights, memory, decisions."""
+
+import pytest
+import torch
+from tests.tamiyo.policies import (
+    generator,
+    random_inputs,
+    random_masks,
+    sharpened,
+    small_network,
+)
+from torch import Tensor
+
+from esper.leyline.actions import HEADS, NUM_OPS, Head, Op
+from esper.tamiyo.distributions import OP_ROW
+from esper.tamiyo.network import LstmState, PolicyNetwork, PolicySpec
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "num_params"),
+    [(1, 3_969_890), (3, 4_006_502), (6, 4_061_420), (10, 4_134_644)],
+)
+def test_reference_sizes_have_the_published_number_of_parameters(
+    num_slots: int, num_params: int
+) -> None:
+    spec = PolicySpec(obs_dim=23 + 31 * num_slots, num_slots=num_slots)
+    network = small_network(spec=spec)
+
+    assert sum(parameter.numel() for parameter in network.parameters()) == num_params
+
+
+def test_building_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+
+    small_network()
+
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    one, same, other = (small_network(seed).state_dict() for seed in (1, 1, 2))
+
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["features.0.weight"], other["features.0.weight"])
+
+
+def gain_of(weight: Tensor) -> float:
+    """Return the gain of an orthogonal matrix; fail if it is none."""
+    weight = weight.detach()
+    narrow = weight if weight.shape[0] <= weight.shape[1] else weight.T
+    gram = narrow @ narrow.T
+    gain = gram.diagonal().mean().sqrt()
+    torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)), atol=1e-4, rtol=1e-4)
+    return float(gain)
+
+
+def test_initial_weights_are_orthogonal_with_the_stated_gains() -> None:
+    network = small_network()
+
+    for head in network.heads.values():
+        assert gain_of(head[-1].weight) == pytest.approx(0.01, rel=1e-3)
+        assert gain_of(head[0].weight) == pytest.approx(2**0.5, rel=1e-3)
+    for critic in (network.value, network.q, network.contribution):
+        assert gain_of(critic[-1].weight) == pytest.approx(0.1, rel=1e-3)
+    assert gain_of(network.lstm.weight_hh_l0) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_lstm_starts_by_remembering() -> None:
+    lstm, hidden = small_network().lstm, 16
+
+    for bias in (lstm.bias_ih_l0, lstm.bias_hh_l0):
+        expected = torch.zeros(4 * hidden)
+        expected[hidden : 2 * hidden] = 1.0
+        assert torch.equal(bias, expected)
+
+
+@pytest.mark.parametrize("index", [-2, 13])
+def test_blueprint_outside_of_the_table_is_refused(index: int) -> None:
+    network = small_network()
+    obs, blueprints = random_inputs(generator(), 2)
+
+    with pytest.raises(IndexError):
+        network.step(obs, blueprints.fill_(index), network.initial_state(2))
+
+
+@pytest.mark.parametrize("has_starts", [False, True])
+def test_unrolled_rows_equal_single_steps(has_starts: bool) -> None:
+    network = sharpened(small_network())
+    num_envs, num_steps = 5, 12
+    obs, blueprints = random_inputs(generator(1), num_envs, num_steps)
+    starts = (torch.rand(num_envs, num_steps, generator=generator(2)) < 0.2) & has_starts
+    starts[:, 0] = True
+    cuts = starts[:, 1:].any(0).nonzero().flatten().add(1).tolist()
+
+    whole = network.unroll(obs, blueprints, starts, cuts)
+
+    state = network.initial_state(num_envs)
+    for step in range(num_steps):
+        state = state.cleared(starts[:, step])
+        single = network.step(obs[:, step], blueprints[:, step], state)
+        state = single.state
+        torch.testing.assert_close(whole.logits[:, step], single.logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(whole.values[:, step], single.values, atol=1e-5, rtol=0)
+    torch.testing.assert_close(whole.state.h, state.h, atol=1e-5, rtol=0)
+    torch.testing.assert_close(whole.state.c, state.c, atol=1e-5, rtol=0)
+
+
+def test_nothing_before_a_segment_start_reaches_behind_it() -> None:
+    network = small_network()
+    obs, blueprints = random_inputs(generator(1), 2, 6)
+    starts = torch.zeros(2, 6, dtype=torch.bool)
+    starts[:, 0] = starts[0, 3] = True
+    changed = obs.clone()
+    changed[:, :3] = float("nan")
+
+    before = network.unroll(obs, blueprints, starts, [3]).values
+    after = network.unroll(changed, blueprints, starts, [3]).values
+
+    assert torch.equal(before[0, 3:], after[0, 3:])
+    assert bool(after[1, 3:].isnan().all())
+
+
+def decide(network: PolicyNetwork, *, seed: int | None, num_envs: int = 64):
+    obs, blueprints = random_inputs(generator(1), num_envs)
+    masks = random_masks(generator(2), num_envs)
+    gen = None if seed is None else generator(seed)
+    state = network.initial_state(num_envs)
+    return masks, network.decide(obs, blueprints, masks, state, generator=gen)
+
+
+def test_decision_is_legal_in_every_head_under_its_own_op() -> None:
+    network = sharpened(small_network())
+    for seed in (None, 3, 4):
+        masks, decision = decide(network, seed=seed)
+        ops = decision.actions[OP_ROW]
+        allowed = network.space.choice_masks(masks, ops)
+        assert bool(masks.op.gather(1, ops.unsqueeze(1)).all())
+        assert bool(allowed.gather(-1, decision.actions.T.unsqueeze(-1)).all())
+
+
+def test_diagnostics_are_those_of_the_chosen_actions() -> None:
+    network = sharpened(small_network())
+    _, decision = decide(network, seed=3)
+
+    torch.testing.assert_close(decision.confidences, decision.log_probs.exp())
+    torch.testing.assert_close(decision.op_probabilities.sum(0), torch.ones(64))
+    ops = decision.actions[OP_ROW].unsqueeze(0)
+    torch.testing.assert_close(
+        decision.op_probabilities.gather(0, ops)[0], decision.confidences[OP_ROW]
+    )
+    assert decision.diagnostics.shape == (3 * len(HEADS) + NUM_OPS + 1, 64)
+    is_only_choice = decision.num_valid == 1
+    assert bool((decision.num_valid >= 1).all())
+    assert torch.equal(decision.confidences[is_only_choice], torch.ones(int(is_only_choice.sum())))
+    assert bool((decision.entropies <= 1 + 1e-6).all())
+
+
+def test_value_does_not_depend_on_the_sampled_op() -> None:
+    network = sharpened(small_network())
+    _, one = decide(network, seed=3)
+    _, other = decide(network, seed=4)
+
+    assert not torch.equal(one.actions[OP_ROW], other.actions[OP_ROW])
+    assert torch.equal(one.values, other.values)
+
+
+def test_same_generator_state_gives_the_same_decision() -> None:
+    network = sharpened(small_network())
+    _, one = decide(network, seed=3)
+    _, same = decide(network, seed=3)
+
+    assert torch.equal(one.actions, same.actions)
+    assert torch.equal(one.log_probs, same.log_probs)
+
+
+def test_deciding_leaves_the_global_generator_alone() -> None:
+    network = small_network()
+    before = torch.get_rng_state()
+
+    decide(network, seed=3)
+
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_likeliest_decision_takes_the_likeliest_op() -> None:
+    _, decision = decide(sharpened(small_network()), seed=None)
+
+    assert torch.equal(decision.actions[OP_ROW], decision.op_probabilities.argmax(0))
+
+
+def test_waiting_targets_the_first_enabled_slot() -> None:
+    network = small_network()
+    masks, decision = decide(network, seed=3)
+    is_waiting = decision.actions[OP_ROW] == Op.WAIT
+
+    first = masks.slot_by_op[:, Op.WAIT].int().argmax(-1)
+
+    assert int(is_waiting.sum()) > 0
+    slots = decision.actions[HEADS.index(Head.SLOT)]
+    assert torch.equal(slots[is_waiting], first[is_waiting])
+
+
+@pytest.mark.parametrize("name", ["q", "contribution"])
+def test_no_gradient_of_telemetry_heads_reaches_the_shared_layers(name: str) -> None:
+    network = small_network()
+    obs, blueprints = random_inputs(generator(1), 3)
+    output = network.step(obs, blueprints, network.initial_state(3))
+    ops = torch.zeros(3, dtype=torch.long)
+    result = (
+        network.q_values(output.hidden, ops)
+        if name == "q"
+        else network.contributions(output.hidden)
+    )
+
+    result.sum().backward()
+
+    reached = {
+        key.split(".")[0] for key, item in network.named_parameters() if item.grad is not None
+    }
+    assert reached == {name}
+
+
+def test_cleared_rows_forget_and_the_others_do_not() -> None:
+    state = LstmState(h=torch.ones(3, 2), c=torch.full((3, 2), float("nan")))
+
+    cleared = state.cleared(torch.tensor([False, True, False]))
+
+    assert cleared.h.tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert cleared.c[1].tolist() == [0, 0]
+
+
+def test_every_head_has_a_finite_gradient_under_autocast_after_a_decision() -> None:
+    network = small_network()
+    obs, blueprints = random_inputs(generator(1), 4)
+    masks = random_masks(generator(2), 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        decision = network.decide(
+            obs, blueprints, masks, network.initial_state(4), generator=generator(3)
+        )
+        output = network.step(obs, blueprints, network.initial_state(4))
+        chosen = network.space.distributions(output.logits, torch.ones_like(output.logits).bool())
+        (chosen.entropy().sum() + output.values.sum()).backward()
+
+    assert decision.log_probs.dtype == output.logits.dtype == torch.float32
+    for head in network.heads.values():
+        for parameter in head.parameters():
+            assert parameter.grad is not None
+            assert bool(torch.isfinite(parameter.grad).all())

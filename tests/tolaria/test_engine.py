@@ -1,0 +1,296 @@
+"""The lane engine with work that only writes down what is done to it."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+
+from esper.leyline.actions import ActionOutcome, ActionSpec, Op
+from esper.leyline.attribution import AttributionEvidence
+from esper.leyline.errors import EnvFaultError, InterruptedRunError
+from esper.leyline.messages import EnvEvidence, EnvOutcome, Phase, StepDecision
+from esper.leyline.signals import TrainingSignals
+from esper.tolaria.engine import LaneEngine
+from esper.tolaria.stopping import StopFlag
+
+WAIT_S = 20.0
+NUM_ENVS = 5
+NUM_BATCHES = 7
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass(eq=False)
+class NotedEnv:
+    env_id: int
+    round_index: int
+    log: list[str] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
+
+    def note(self, text: str) -> None:
+        self.log.append(text)
+        self.threads.add(threading.get_ident())
+
+
+def signals(step: int) -> TrainingSignals:
+    return TrainingSignals(
+        step=step,
+        train_loss=1.0,
+        train_accuracy_pct=10.0,
+        val_loss=1.0,
+        val_accuracy_pct=10.0,
+        loss_delta=None,
+        accuracy_delta_pp=None,
+        plateau_steps=0,
+        stable_steps=0,
+        is_stabilized=False,
+        best_val_accuracy_pct=10.0,
+        best_val_loss=1.0,
+        loss_history=(1.0,),
+        accuracy_history=(10.0,),
+    )
+
+
+NOTHING_MEASURED = AttributionEvidence(
+    accuracy_pct=10.0,
+    committed_accuracy_pct=10.0,
+    seeds=(),
+    interactions=(),
+    shapley=(),
+    is_exact=True,
+)
+
+
+class NotingWork:
+    """Writes down every call; breaks where a test asks for it."""
+
+    def __init__(self) -> None:
+        self.envs: dict[int, NotedEnv] = {}
+        self.released: list[int] = []
+        self.fault: Callable[[str, int], None] = lambda what, env_id: None
+
+    def _do(self, env: NotedEnv, what: str) -> None:
+        self.fault(what, env.env_id)
+        env.note(what)
+
+    def build(self, round_index: int, env_id: int) -> NotedEnv:
+        self.fault("build", env_id)
+        env = self.envs[env_id] = NotedEnv(env_id, round_index)
+        env.note("build")
+        return env
+
+    def begin_train(self, env: NotedEnv, step: int) -> None:
+        self._do(env, f"begin {step}")
+
+    def train_batch(self, env: NotedEnv, batch_index: int, batch: str) -> None:
+        self._do(env, f"batch {batch_index} {batch}")
+
+    def finish_train(self, env: NotedEnv) -> None:
+        self._do(env, "finish")
+
+    def validate(self, env: NotedEnv, step: int, beat: Callable[[], None]) -> EnvEvidence:
+        beat()
+        self._do(env, f"validate {step}")
+        return EnvEvidence(
+            env_id=env.env_id,
+            signals=signals(step),
+            reports=(),
+            attribution=NOTHING_MEASURED,
+            coalitions=(),
+            strategy="full_factorial",
+            stable_accuracy_pct=10.0,
+            host_params=1,
+            total_params=1,
+            host_gradient_norm=None,
+            became_stable=False,
+            panic=None,
+            train_samples=1,
+            val_samples=1,
+        )
+
+    def apply(self, env: NotedEnv, decision: StepDecision) -> EnvOutcome:
+        action = decision.actions[env.env_id]
+        assert action is not None
+        self._do(env, f"apply {action.slot_id}")
+        return EnvOutcome(
+            env_id=env.env_id,
+            outcome=ActionOutcome(action=action, effective_op=Op.WAIT, succeeded=True),
+            rollback=None,
+            action_events=(),
+            tick_events=(),
+            reports=(),
+            signals=signals(decision.step),
+            num_auto_prunes=0,
+        )
+
+    def release(self, env: NotedEnv) -> None:
+        self.released.append(env.env_id)
+
+
+def shared_batches(round_index: int, step: int) -> Iterator[Sequence[str]]:
+    for index in range(NUM_BATCHES):
+        yield [f"{round_index}/{step}/{index}/{env_id}" for env_id in range(NUM_ENVS)]
+
+
+def decision(step: int) -> StepDecision:
+    actions = tuple(ActionSpec(slot_id=f"r0c{env_id}") for env_id in range(NUM_ENVS))
+    return StepDecision(
+        round=0,
+        step=step,
+        actions=actions,
+        details=(None,) * NUM_ENVS,
+        previous_rewards=(None,) * NUM_ENVS,
+    )
+
+
+def engine_for(
+    work: NotingWork, num_lanes: int, stop: StopFlag | None = None
+) -> LaneEngine[NotedEnv, str]:
+    return LaneEngine(
+        num_envs=NUM_ENVS,
+        num_lanes=num_lanes,
+        work=work,
+        batches=shared_batches,
+        stop=stop or StopFlag(),
+    )
+
+
+def expected_log(env_id: int, num_steps: int) -> list[str]:
+    log = ["build"]
+    for step in range(num_steps):
+        log.append(f"begin {step}")
+        log += [f"batch {index} 0/{step}/{index}/{env_id}" for index in range(NUM_BATCHES)]
+        log += ["finish", f"validate {step}", f"apply r0c{env_id}"]
+    return log
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 5, 8])
+async def test_every_env_goes_through_the_same_work_on_one_thread_for_any_number_of_lanes(
+    num_lanes: int,
+) -> None:
+    work = NotingWork()
+    engine = engine_for(work, num_lanes)
+    with anyio.fail_after(WAIT_S):
+        assert await engine.build_round(0) == ()
+        for step in range(3):
+            await engine.train_pass(step)
+            evidence = await engine.validate_pass(step)
+            outcome = await engine.apply(decision(step))
+            assert [env and env.env_id for env in evidence.envs] == list(range(NUM_ENVS))
+            assert [env and env.env_id for env in outcome.envs] == list(range(NUM_ENVS))
+        await engine.close()
+
+    for env_id, env in work.envs.items():
+        assert env.log == expected_log(env_id, 3)
+        assert len(env.threads) == 1
+    assert len({min(env.threads) for env in work.envs.values()}) == min(num_lanes, NUM_ENVS)
+    assert sorted(work.released) == list(range(NUM_ENVS))
+    assert all(lane.close(WAIT_S) for lane in engine.lanes)
+
+
+@pytest.mark.parametrize(
+    ("what", "phase", "batch"),
+    [
+        ("build", Phase.BUILD, None),
+        ("begin 0", Phase.TRAIN, None),
+        ("batch 3 0/0/3/2", Phase.TRAIN, 3),
+        ("finish", Phase.TRAIN, None),
+        ("validate 0", Phase.VALIDATE, None),
+        ("apply r0c2", Phase.APPLY, None),
+    ],
+)
+async def test_an_env_that_breaks_is_named_and_the_others_go_on_undisturbed(
+    what: str, phase: Phase, batch: int | None
+) -> None:
+    work = NotingWork()
+
+    def fault(doing: str, env_id: int) -> None:
+        if doing == what and env_id == 2:
+            raise EnvFaultError("not finite", slot_id="r0c1", layer="conv.weight")
+
+    work.fault = fault
+    engine = engine_for(work, 2)
+    with anyio.fail_after(WAIT_S):
+        failures = list(await engine.build_round(0))
+        for step in range(2):
+            await engine.train_pass(step)
+            evidence = await engine.validate_pass(step)
+            outcome = await engine.apply(decision(step))
+            failures += [*evidence.failures, *outcome.failures]
+        await engine.close()
+
+    assert len(failures) == 1
+    failure = failures[0]
+    assert (failure.env_id, failure.phase, failure.batch) == (2, phase, batch)
+    assert failure.step == (None if phase is Phase.BUILD else 0)
+    assert (failure.slot_id, failure.layer) == ("r0c1", "conv.weight")
+    assert failure.error_type == "EnvFaultError"
+    assert evidence.envs[2] is None
+    assert outcome.envs[2] is None
+    for env_id in {0, 1, 3, 4}:
+        assert work.envs[env_id].log == expected_log(env_id, 2)
+
+
+async def test_a_new_round_builds_every_env_anew_even_one_that_broke() -> None:
+    work = NotingWork()
+    breaking = {"validate 0"}
+
+    def fault(doing: str, env_id: int) -> None:
+        if doing in breaking and env_id == 1:
+            raise ValueError("once")
+
+    work.fault = fault
+    engine = engine_for(work, 2)
+    with anyio.fail_after(WAIT_S):
+        await engine.build_round(0)
+        assert (await engine.validate_pass(0)).envs[1] is None
+        breaking.clear()
+        await engine.build_round(1)
+        evidence = await engine.validate_pass(0)
+        await engine.close()
+    assert None not in evidence.envs
+    assert evidence.failures == ()
+    assert {env.round_index for env in work.envs.values()} == {1}
+
+
+async def test_a_data_stream_that_breaks_off_ends_the_pass_with_its_error() -> None:
+    work = NotingWork()
+
+    def broken(round_index: int, step: int) -> Iterator[Sequence[str]]:
+        yield from list(shared_batches(round_index, step))[:3]
+        raise OSError("data file vanished")
+
+    engine: LaneEngine[NotedEnv, str] = LaneEngine(
+        num_envs=NUM_ENVS, num_lanes=2, work=work, batches=broken, stop=StopFlag()
+    )
+    with anyio.fail_after(WAIT_S):
+        await engine.build_round(0)
+        with pytest.raises(OSError, match="data file vanished"):
+            await engine.train_pass(0)
+        await engine.close()
+
+
+async def test_a_stop_ends_a_pass_between_two_batches() -> None:
+    stop = StopFlag()
+    work = NotingWork()
+
+    def fault(doing: str, env_id: int) -> None:
+        if doing.startswith("batch 2"):
+            stop.set("SIGTERM")
+
+    work.fault = fault
+    engine = engine_for(work, 1, stop)
+    with anyio.fail_after(WAIT_S):
+        await engine.build_round(0)
+        with pytest.raises(InterruptedRunError, match="SIGTERM"):
+            await engine.train_pass(0)
+        await engine.close()
+
+    for env_id, env in work.envs.items():
+        assert env.log == expected_log(env_id, 1)[: 2 + 3]

@@ -1,0 +1,180 @@
+"""One task group: its end, its failures, its signals, its watchdog."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import anyio
+import pytest
+
+from esper.leyline.errors import InterruptedRunError, RunFailedError
+from esper.leyline.payloads import LaneStalled
+from esper.tolaria.lanes import Lane
+from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import Watchdog, supervise
+
+WAIT_S = 20.0
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def watchdog_for(
+    *lanes: Lane, stop: StopFlag, deadline_s: float = WAIT_S, told: list[LaneStalled] | None = None
+) -> Watchdog:
+    reports: list[LaneStalled] = [] if told is None else told
+    return Watchdog(
+        lanes=lambda: lanes,
+        env_ids_of=lambda lane: (1, 3),
+        deadline_s=deadline_s,
+        stop=stop,
+        report=reports.append,
+    )
+
+
+async def test_background_tasks_end_with_the_run() -> None:
+    stop, order = StopFlag(), list[str]()
+
+    async def serve() -> None:
+        order.append("serving")
+        try:
+            await anyio.sleep_forever()
+        finally:
+            order.append("served")
+
+    async def main() -> int:
+        while not order:
+            await anyio.lowlevel.checkpoint()
+        order.append("main")
+        return 7
+
+    with anyio.fail_after(WAIT_S):
+        result = await supervise(
+            main, background=[serve], watchdog=watchdog_for(stop=stop), stop=stop
+        )
+    assert result == 7
+    assert order == ["serving", "main", "served"]
+
+
+async def test_a_background_task_that_fails_ends_the_run_with_its_own_error() -> None:
+    stop = StopFlag()
+
+    async def serve() -> None:
+        raise OSError("port in use")
+
+    with anyio.fail_after(WAIT_S), pytest.raises(OSError, match="port in use"):
+        await supervise(
+            anyio.sleep_forever, background=[serve], watchdog=watchdog_for(stop=stop), stop=stop
+        )
+
+
+async def test_the_error_of_the_run_itself_comes_through_bare() -> None:
+    stop = StopFlag()
+
+    async def main() -> None:
+        raise InterruptedRunError("told to stop")
+
+    with anyio.fail_after(WAIT_S), pytest.raises(InterruptedRunError, match="told to stop"):
+        await supervise(main, background=[], watchdog=watchdog_for(stop=stop), stop=stop)
+
+
+async def test_a_lane_that_hangs_is_reported_with_its_stack_and_ends_the_run() -> None:
+    stop, told = StopFlag(), list[LaneStalled]()
+    may_end = threading.Event()
+    hung, waiting = Lane("lane-1"), Lane("lane-0")
+
+    def conspicuous_hang() -> None:
+        may_end.wait(WAIT_S)
+
+    def wait_for_the_other() -> None:
+        while True:
+            stop.checkpoint()
+            may_end.wait(0.01)
+            waiting.beat()
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(waiting.run, wait_for_the_other)
+            group.start_soon(hung.run, conspicuous_hang)
+
+    watchdog = watchdog_for(waiting, hung, stop=stop, deadline_s=0.2, told=told)
+    with anyio.fail_after(WAIT_S), pytest.raises(RunFailedError, match=r"lane-1 \(envs 1, 3\)"):
+        await supervise(main, background=[], watchdog=watchdog, stop=stop)
+
+    assert [report.lane for report in told] == ["lane-1"]
+    assert told[0].silent_s > 0.2
+    assert "conspicuous_hang" in told[0].stack
+    may_end.set()
+    assert hung.close(WAIT_S)
+    assert waiting.close(WAIT_S)
+
+
+async def test_a_lane_that_beats_is_left_alone_however_long_it_works() -> None:
+    stop = StopFlag()
+    lane = Lane("lane-0")
+    num_beats = 60
+
+    def work() -> int:
+        for _ in range(num_beats):
+            threading.Event().wait(0.01)
+            lane.beat()
+        return num_beats
+
+    watchdog = watchdog_for(lane, stop=stop, deadline_s=0.5)
+    with anyio.fail_after(WAIT_S):
+        result = await supervise(
+            lambda: lane.run(work), background=[], watchdog=watchdog, stop=stop
+        )
+    assert result == num_beats
+    assert watchdog.failure is None
+    assert lane.close(WAIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_the_first_signal_asks_for_a_stop(number: signal.Signals) -> None:
+    stopped = threading.Event()
+    stop = StopFlag(stopped)
+    is_ready = anyio.Event()
+
+    async def main() -> str:
+        is_ready.set()
+        await anyio.to_thread.run_sync(stopped.wait, WAIT_S)
+        return stop.reason
+
+    async def interrupt() -> None:
+        await is_ready.wait()
+        os.kill(os.getpid(), number)
+
+    with anyio.fail_after(WAIT_S):
+        reason = await supervise(
+            main, background=[interrupt], watchdog=watchdog_for(stop=stop), stop=stop
+        )
+    assert reason == f"received {number.name}"
+
+
+def test_the_second_signal_ends_the_process_at_once() -> None:
+    script = """
+import anyio, os, signal
+from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import Watchdog, supervise
+stop = StopFlag()
+async def stubborn():
+    os.kill(os.getpid(), signal.SIGINT)
+    while not stop.is_set():
+        await anyio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    await anyio.sleep(60)
+dog = Watchdog(lanes=list, env_ids_of=None, deadline_s=60, stop=stop, report=print)
+async def main():
+    await supervise(stubborn, background=[], watchdog=dog, stop=stop)
+anyio.run(main)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], timeout=WAIT_S, check=False, capture_output=True
+    )
+    assert result.returncode == 130
