@@ -75,7 +75,10 @@ def _walk(node: ast.AST, path: Path, function: str) -> Iterator[Offence]:
 
 def _is_module(node: ast.Attribute) -> bool:
     """Tell whether this is a module of torch, such as torch.cpu, and no method of a tensor."""
-    return isinstance(node.value, ast.Name) and node.value.id == "torch"
+    value = node.value
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return isinstance(value, ast.Name) and value.id == "torch"
 
 
 if __name__ == "__main__":

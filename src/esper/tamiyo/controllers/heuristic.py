@@ -36,7 +36,7 @@ ROTATIONS: Final = {
 class HeuristicRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The heuristic's thresholds, in steps and percentage points."""
 
-    plateau_steps: int = 2
+    plateau_steps: int = 3
     min_step: int = 5
     prune_after_steps: int = 5
     prune_drop_pp: float = 2.0
