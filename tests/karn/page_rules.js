@@ -102,8 +102,10 @@
       });
     });
     const broken = [];
+    boxes.sort((one, other) => one.box.top - other.box.top);
     boxes.forEach((one, index) => {
-      for (const other of boxes.slice(index + 1)) {
+      for (let next = index + 1; next < boxes.length && boxes[next].box.top < one.box.bottom - 4; next += 1) {
+        const other = boxes[next];
         if (one.panel !== other.panel || one.parent === other.parent) continue;
         const width = Math.min(one.box.right, other.box.right) - Math.max(one.box.left, other.box.left);
         const height = Math.min(one.box.bottom, other.box.bottom) - Math.max(one.box.top, other.box.top);

@@ -187,32 +187,47 @@ def broken_rules(page: Page) -> dict[str, list[str]]:
     return {rule: found for rule, found in page.evaluate(RULES).items() if found}
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
-def test_page_keeps_the_rules_at_every_size(browser: Browser, server: str, theme: str) -> None:
-    with watched_page(browser, server, theme=theme) as watched:
-        page = watched.page
-        wait_for_charts(page)
-        expect(page.locator("#log li").first).to_be_visible()
+def check_rules(page: Page, *themes: str) -> None:
+    """Check the page at every size, in the theme it has and then in the others."""
+    for theme in themes:
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
             page.wait_for_function(IS_SETTLED)
-            assert broken_rules(page) == {}, f"at {width}x{height}"
+            assert broken_rules(page) == {}, f"{theme} at {width}x{height}"
+        page.keyboard.press("t")
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
-def test_opened_env_keeps_the_rules_at_every_size(
-    browser: Browser, server: str, theme: str
+def test_page_keeps_the_rules_in_both_themes_at_every_size(browser: Browser, server: str) -> None:
+    with watched_page(browser, server) as watched:
+        page = watched.page
+        wait_for_charts(page)
+        expect(page.locator("#log li").first).to_be_visible()
+        check_rules(page, "dark", "light")
+
+
+def test_opened_env_keeps_the_rules_in_both_themes_at_every_size(
+    browser: Browser, server: str
 ) -> None:
-    with watched_page(browser, server, theme=theme) as watched:
+    with watched_page(browser, server) as watched:
         page = watched.page
         wait_for_charts(page)
         page.keyboard.press("j")
         page.keyboard.press("Enter")
         expect(page.locator("#env-actions tbody tr").first).to_be_visible()
-        for width, height in SIZES:
-            page.set_viewport_size({"width": width, "height": height})
-            page.wait_for_function(IS_SETTLED)
-            assert broken_rules(page) == {}, f"at {width}x{height}"
+        check_rules(page, "dark", "light")
+
+
+def test_many_envs_keep_the_rules(browser: Browser, tmp_path: Path) -> None:
+    story = Story(num_rounds=2, num_envs=64, num_steps=8)
+    with (
+        dashboard(write_run(tmp_path / "run", story.lines())) as process,
+        watched_page(browser, process.address) as watched,
+    ):
+        page = watched.page
+        expect(page.locator("#env-grid .env")).to_have_count(64)
+        wait_for_charts(page)
+        check_rules(page, "dark")
 
 
 def test_rules_find_what_they_look_for(browser: Browser, server: str) -> None:

@@ -101,6 +101,17 @@ def test_alarms_of_long_past_rounds_no_longer_ask_for_attention() -> None:
     assert verdict_of(events).attention == "none"
 
 
+def test_slow_viewer_asks_for_attention_only_for_a_while() -> None:
+    lagged = payloads.SubscriberLagged(
+        subscriber="live-1", num_dropped=7, first_dropped_seq=3, last_dropped_seq=9
+    )
+    wire = Wire(seconds_per_event=100.0)
+    events = [wire.event(started(Story())), wire.event(lagged, is_operational=True)]
+    assert verdict_of(events).attention == "watch"
+    events += [wire.event(batch(1.0), EventScope(0)) for _ in range(4)]
+    assert verdict_of(events).attention == "none"
+
+
 def test_foreign_text_reaches_the_reasons_unchanged() -> None:
     wire = Wire()
     events = [wire.event(started(Story())), wire.event(failure(), EventScope(0, 1, 1, 1))]

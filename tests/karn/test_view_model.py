@@ -304,7 +304,8 @@ def test_memory_stays_bounded_over_many_rounds_and_seeds() -> None:
     assert len(snapshot.rounds) <= LIMITS.max_rounds
     assert len(snapshot.seeds) <= LIMITS.max_seeds
     assert snapshot.rounds[0].round == 0
-    assert snapshot.rounds[-1].round == 3 * LIMITS.max_rounds - 1
+    recent = [row.round for row in snapshot.rounds[-LIMITS.max_rounds // 2 :]]
+    assert recent == list(range(recent[0], 3 * LIMITS.max_rounds))
     assert len(mirror.sections["rounds"]) == len(snapshot.rounds)
     assert len(mirror.sections["seeds"]) == len(snapshot.seeds)
 

@@ -16,11 +16,13 @@ from esper.karn.snapshot import (
 )
 from esper.karn.thresholds import LIMITS, Grade, grade
 from esper.leyline import payloads
-from esper.leyline.stages import Stage
+from esper.leyline.stages import ACTIVE_STAGES, Stage
 
 __all__ = ["EnvTrack"]
 
 EMPTY = Stage.DORMANT.name
+ACTIVE = frozenset(stage.name for stage in ACTIVE_STAGES)
+"""Stages in which there is a seed that could be worth something or in trouble."""
 
 
 @dataclass(eq=False, slots=True)
@@ -270,7 +272,7 @@ class EnvTrack:
             contributions_pp={
                 slot_id: slot.contribution_pp
                 for slot_id, slot in sorted(now.slots.items())
-                if slot.stage != EMPTY
+                if slot.stage in ACTIVE
             },
             shapley_pp=now.shapley,
             coalitions=tuple(
@@ -310,6 +312,8 @@ def _empty_slot(slot_id: str) -> SlotView:
 
 def _slot_view(seed: payloads.SeedSnapshot) -> SlotView:
     flags = (seed.has_vanishing_gradient, seed.has_exploding_gradient)
+    # The last reading outlives the seed; a slot that cools down has no gradient any more.
+    is_measured = seed.stage in ACTIVE and None not in flags
     return SlotView(
         slot_id=seed.slot_id,
         stage=seed.stage,
@@ -317,6 +321,6 @@ def _slot_view(seed: payloads.SeedSnapshot) -> SlotView:
         alpha=seed.alpha,
         steps_in_stage=seed.steps_in_stage,
         contribution_pp=seed.contribution_pp,
-        gradient_health=seed.gradient_health,
-        has_gradient_trouble=None if None in flags else any(flags),
+        gradient_health=seed.gradient_health if is_measured else None,
+        has_gradient_trouble=any(flags) if is_measured else None,
     )

@@ -24,6 +24,8 @@ __all__ = ["Evidence", "judge"]
 MAX_REASONS = 5
 USUAL_PAUSES = 3.0
 """Silence counts only beyond that many of the run's longest recent pauses."""
+RECENT_S = 300.0
+"""How long an alarm that belongs to no round asks for attention."""
 POLICY_NUMBERS = ("kl_divergence", "clip_fraction", "value_nrmse", "gradient_norm", "entropy")
 LEARNING_CONTROLLER = "ppo"
 
@@ -151,15 +153,21 @@ def _needs_attention(evidence: Evidence) -> _Answer:
 
 def _alarm_reasons(evidence: Evidence) -> Iterator[Reason]:
     """Yield the alarms of this round and the one before; older ones stay on the board only."""
-    newest = evidence.progress.round or 0
     for alarm in evidence.alarms:
-        if alarm.round is not None and alarm.round < newest - 1:
+        if not _is_recent(alarm, evidence):
             continue
         is_grave = Severity(alarm.severity).rank >= Severity.ERROR.rank
         where = "" if alarm.env_id is None else f"env {alarm.env_id}: "
         yield Reason(
             grade=Grade.ACT if is_grave else Grade.WATCH, text=where + alarm.text, panel="alarms"
         )
+
+
+def _is_recent(alarm: AlarmView, evidence: Evidence) -> bool:
+    if alarm.round is not None:
+        return alarm.round >= (evidence.progress.round or 0) - 1
+    # Alarms about this execution of the run, a slow viewer for example, belong to no round.
+    return evidence.now - alarm.last_ts <= RECENT_S
 
 
 def _policy_reasons(policy: PolicyView | None) -> Iterator[Reason]:

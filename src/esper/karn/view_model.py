@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from esper.karn.alarms import AlarmBoard, is_alarm
 from esper.karn.attention import rank_envs
@@ -34,6 +34,8 @@ from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import EVENT_SPECS, Channel, Event
 
 __all__ = ["ViewModel"]
+
+T = TypeVar("T")
 
 START: Final = -1
 """The version of a client that has seen nothing."""
@@ -264,21 +266,7 @@ class ViewModel:
         """
         progress, bus = self._progress_view(), self._bus_view()
         envs = self._env_views()
-        tracks = {
-            "rounds": (self._rounds.marks, self._rounds.rows.__getitem__),
-            "steps": (self._steps.marks, self._steps.rows.__getitem__),
-            "envs": (self._env_marks, envs.__getitem__),
-            "seeds": (self._seeds.marks, self._seeds.view),
-        }
-        keyed: dict[str, dict[int, Any]] = {}
-        replaced = []
-        for name, (marks, view) in tracks.items():
-            keys = marks.since(since)
-            if keys is None:
-                replaced.append(name)
-                keys = sorted(marks.versions)
-            if keys or name in replaced:
-                keyed[name] = {key: view(key) for key in keys}
+        changed_envs = _news(self._env_marks, since, envs.__getitem__)
         detail = self.detail(selected_env) if selected_env is not None else None
         is_news = self.version > since
         return Patch(
@@ -286,18 +274,31 @@ class ViewModel:
             now=now,
             progress=progress,
             verdict=self._verdict(now, progress, bus),
-            replaced=tuple(replaced),
+            replaced=self._replaced(since),
             thresholds=dict(THRESHOLDS) if since < 0 else UNSET,
             run=self._run if self._run is not None and self._is_new("run", since) else UNSET,
+            rounds=_news(self._rounds.marks, since, self._rounds.rows.__getitem__),
+            steps=_news(self._steps.marks, since, self._steps.rows.__getitem__),
             live_actions=self._action_mix() if self._is_new("live_actions", since) else UNSET,
-            attention=rank_envs(envs.values()) if "envs" in keyed else UNSET,
+            envs=changed_envs,
+            attention=UNSET if changed_envs is UNSET else rank_envs(envs.values()),
+            seeds=_news(self._seeds.marks, since, self._seeds.view),
             growth=self._growth_view() if self._is_new("growth", since) else UNSET,
             alarms=self._alarms.view() if self._is_new("alarms", since) else UNSET,
             resources=self._resource_view() if self._is_new("resources", since) else UNSET,
             bus=bus if is_news else UNSET,
             detail=detail if detail is not None else UNSET,
-            **keyed,
         )
+
+    def _replaced(self, since: int) -> tuple[str, ...]:
+        """Return the sections that a client at this version has to start over."""
+        sections = {
+            "rounds": self._rounds.marks,
+            "steps": self._steps.marks,
+            "envs": self._env_marks,
+            "seeds": self._seeds.marks,
+        }
+        return tuple(name for name, marks in sections.items() if marks.since(since) is None)
 
     def _is_new(self, section: str, since: int) -> bool:
         return since < 0 or self._changed.get(section, START) > since
@@ -363,6 +364,16 @@ class ViewModel:
     def alarm_counts(self) -> Mapping[str, int]:
         """Return how often each kind of alarm was raised in the whole run."""
         return self._alarms.counts
+
+
+def _news(marks: Marks, since: int, view: Callable[[int], T]) -> dict[int, T] | UnsetType:
+    """Return the entries that a client at this version lacks; UNSET when it has them all."""
+    keys = marks.since(since)
+    if keys is None:
+        keys = sorted(marks.versions)
+    elif not keys:
+        return UNSET
+    return {key: view(key) for key in keys}
 
 
 _Handler = Callable[[ViewModel, Event, Any], None]

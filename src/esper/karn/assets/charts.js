@@ -221,12 +221,13 @@ export function drawWorth(detail) {
     type: "bar", name, x: slots.map(plain), y: slots.map((slot) => values[slot] ?? null), marker: { color, pattern: { shape, fgcolor: colors.panel, fillmode: "overlay", size: 6, solidity: 0.3 } },
     text: slots.map((slot) => (isMissing(values[slot]) ? "" : signed(values[slot]))), textposition: "outside", cliponaxis: false, hovertemplate: `${name} %{y:.2f} pp<extra></extra>`,
   });
+  const isMeasured = slots.some((slot) => !isMissing(detail.contributions_pp[slot]) || !isMissing(detail.shapley_pp[slot]));
   const traces = [bars(detail.contributions_pp, "leave one out", colors.accent, "")];
   if (Object.keys(detail.shapley_pp).length) traces.push(bars(detail.shapley_pp, "Shapley", colors.second, "/"));
-  const words = slots.length ? slots.map((slot) => `${slot} ${isMissing(detail.contributions_pp[slot]) ? "not measured" : signed(detail.contributions_pp[slot]) + " pp"}`).join(", ") : "No seed in any slot";
+  const words = slots.length ? slots.map((slot) => `${slot} ${isMissing(detail.contributions_pp[slot]) ? "not measured" : signed(detail.contributions_pp[slot]) + " pp"}`).join(", ") : "No active seed";
   draw("chart-worth", traces, layout(colors, {
     showlegend: traces.length > 1, legend: { orientation: "h", y: 1.2, x: 0, bgcolor: "rgba(0,0,0,0)" }, margin: { l: 44, r: 10, t: 26, b: 30 },
     hovermode: "closest", yaxis: { title: { text: "percentage points" } },
-    annotations: slots.length ? [] : [{ text: "no seed in any slot", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: colors.muted } }],
+    annotations: isMeasured ? [] : [{ text: slots.length ? "not measured yet" : "no active seed", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: colors.muted } }],
   }), words);
 }

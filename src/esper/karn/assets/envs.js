@@ -161,17 +161,21 @@ function showFacts(env) {
 
 function showCoalitions(detail) {
   const alone = isMissing(detail.committed_accuracy_pct) ? "" : `, fossils alone ${number(detail.committed_accuracy_pct)} %`;
-  const note = detail.unavailable_reason ? `not measured: ${detail.unavailable_reason}` : isMissing(detail.coalitions_step) ? "" : `step ${detail.coalitions_step}${alone}`;
+  const note = detail.unavailable_reason ? `not measured: ${detail.unavailable_reason}` : isMissing(detail.coalitions_step) ? "none measured yet" : `step ${detail.coalitions_step}${alone}`;
   byId("coalitions-step").textContent = note;
   const rows = [...detail.coalitions].sort((one, other) => (other.accuracy_pct ?? -1) - (one.accuracy_pct ?? -1));
   table(byId("coalitions"), ["seeds on", "accuracy, %"], rows.map((row) => [row.seeds_on.join(" + ") || "host alone", number(row.accuracy_pct)]));
 }
 
+function words(content) {
+  return el("td", { class: "text" }, content);
+}
+
 function showActions(detail) {
   table(byId("env-actions"), ["step", "op", "slot", "blueprint", "probability", "reward", "result"],
     [...detail.actions].reverse().map((action) => [
-      isMissing(action.step) ? MISSING : String(action.step), action.op.toLowerCase().replaceAll("_", " ") + (action.is_forced ? " (forced)" : ""),
-      action.slot_id ?? MISSING, action.blueprint ?? MISSING, number(action.confidence), isMissing(action.reward) ? MISSING : signed(action.reward),
+      isMissing(action.step) ? MISSING : String(action.step), words(action.op.toLowerCase().replaceAll("_", " ") + (action.is_forced ? " (forced)" : "")),
+      words(action.slot_id ?? MISSING), words(action.blueprint ?? MISSING), number(action.confidence), isMissing(action.reward) ? MISSING : signed(action.reward),
       action.succeeded ? signOf("ok", "done") : signOf("watch", action.note ?? "failed")]));
 }
 
