@@ -1,4 +1,7 @@
-"""The heuristic controller: germinate on a plateau, keep what contributes, prune what hurts."""
+"""The heuristic controller: germinate on a plateau, keep what contributes, prune what hurts.
+
+A host that learns slowly but steadily is never stuck; it gets a seed when patience ends.
+"""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -38,6 +41,8 @@ class HeuristicRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     plateau_steps: int = 3
     min_step: int = 5
+    patience_steps: int = 10
+    """Steps in a row without a growing seed after which one is planted, stuck or not."""
     prune_after_steps: int = 5
     prune_drop_pp: float = 2.0
     fossilize_contribution_pp: float = 0.5
@@ -56,6 +61,8 @@ class _EnvMemory:
     """What the heuristic remembers of one env."""
 
     next_index: int = 0
+    idle_steps: int = 0
+    """Steps in a row without a growing seed."""
     last_prune_step: int | None = None
     penalties: dict[Blueprint, float] = field(default_factory=dict)
 
@@ -74,6 +81,8 @@ class HeuristicController:
         """Take the topology's own rotation, or refuse one that cannot grow there."""
         if self.rotation is None:
             self.rotation = ROTATIONS[self.rules.topology]
+        if not self.rotation:
+            raise InvalidValueError("rotation", (), "must name a blueprint", "heuristic")
         for blueprint in self.rotation:
             if blueprint not in BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]:
                 constraint = f"does not grow in a {self.rules.topology} host"
@@ -101,6 +110,7 @@ class HeuristicController:
             for report in env.reports
             if report.stage is not Stage.FOSSILIZED and report.stage not in COOLDOWN_STAGES
         ]
+        memory.idle_steps = 0 if living else memory.idle_steps + 1
         wish = self._for_seed(living[0]) if living else self._germination(env, memory, step)
         if not is_legal(wish, env.reports, self.rules):
             return self._wait()
@@ -142,19 +152,30 @@ class HeuristicController:
         return is_due and change is not None and change < -self.heuristic.prune_drop_pp
 
     def _germination(self, env: EnvEvidence, memory: _EnvMemory, step: int) -> ActionSpec:
-        rules, signals = self.heuristic, env.signals
         last = memory.last_prune_step
-        is_embargoed = last is not None and step - last < rules.embargo_steps
-        is_ready = signals.is_stabilized and step >= rules.min_step
-        is_stuck = signals.plateau_steps >= rules.plateau_steps
-        if is_embargoed or not is_ready or not is_stuck:
-            return self._wait()
-        occupied = {report.slot_id for report in env.reports}
-        free = [slot_id for slot_id in self.rules.slot_ids if slot_id not in occupied]
-        if not free:
+        is_embargoed = last is not None and step - last < self.heuristic.embargo_steps
+        is_due = self._is_stuck(env, step) or memory.idle_steps >= self.heuristic.patience_steps
+        free = self._free_slot(env.reports)
+        if is_embargoed or not is_due or free is None:
             return self._wait()
         blueprint = self._next_blueprint(memory)
-        return ActionSpec(op=Op.GERMINATE, slot_id=free[0], blueprint=blueprint)
+        return ActionSpec(op=Op.GERMINATE, slot_id=free, blueprint=blueprint)
+
+    def _is_stuck(self, env: EnvEvidence, step: int) -> bool:
+        rules, signals = self.heuristic, env.signals
+        is_ready = signals.is_stabilized and step >= rules.min_step
+        return is_ready and signals.plateau_steps >= rules.plateau_steps
+
+    def _free_slot(self, reports: tuple[SeedReport, ...]) -> str | None:
+        """Return the first slot that a seed may germinate in; the rotation only moves then."""
+        assert self.rotation
+        blueprint = self.rotation[0]
+        wishes = (
+            ActionSpec(op=Op.GERMINATE, slot_id=slot_id, blueprint=blueprint)
+            for slot_id in self.rules.slot_ids
+        )
+        legal = (wish.slot_id for wish in wishes if is_legal(wish, reports, self.rules))
+        return next(legal, None)
 
     def _next_blueprint(self, memory: _EnvMemory) -> Blueprint:
         """Walk the rotation past blueprints that have failed lately; if all have, rotate anyway."""
