@@ -1,10 +1,18 @@
 """One flag that asks every thread to stop at its next cancellation point."""
 
 import threading
+from collections.abc import Callable
 
 from esper.leyline.errors import InterruptedRunError
 
-__all__ = ["StopFlag"]
+__all__ = ["StopFlag", "beat_at_checkpoints"]
+
+_LIFE = threading.local()
+
+
+def beat_at_checkpoints(beat: Callable[[], None]) -> None:
+    """Let every cancellation point that this thread passes count as a sign of its life."""
+    _LIFE.beat = beat
 
 
 class StopFlag:
@@ -34,6 +42,13 @@ class StopFlag:
         return self._is_asked or self._event.is_set()
 
     def checkpoint(self) -> None:
-        """Raise InterruptedRunError if a stop was asked for: a cancellation point."""
+        """Raise InterruptedRunError if a stop was asked for: a cancellation point.
+
+        A thread that waits for another one passes here again and again: it is alive, and whoever
+        watches both finds the one that is not.
+        """
+        beat: Callable[[], None] | None = getattr(_LIFE, "beat", None)
+        if beat is not None:
+            beat()
         if self.is_set():
             raise InterruptedRunError(self.reason)

@@ -56,9 +56,10 @@ class Watchdog:
             self.max_loop_lag_s = max(self.max_loop_lag_s, anyio.current_time() - due)
             silent = [lane for lane in self._lanes() if lane.silent_s() > self._deadline_s]
             if silent:
-                self._give_up(silent[0])
+                self._give_up(silent)
 
-    def _give_up(self, lane: Lane) -> None:
+    def _give_up(self, silent: Sequence[Lane]) -> None:
+        lane = silent[0]
         silent_s, env_ids = lane.silent_s(), self._env_ids_of(lane)
         stacks = lane_stacks(self._lanes())
         envs = ", ".join(map(str, env_ids))
@@ -74,10 +75,11 @@ class Watchdog:
                 stack="\n".join(f"{name}:\n{stack}" for name, stack in stacks.items()),
             )
         )
-        # The others may be waiting for the one that hangs, so they are told to stop; its own call
-        # is failed for whoever awaits it, as its thread may never return.
+        # The others may be waiting for those that hang, so they are told to stop; the calls of
+        # these are failed for whoever awaits them, as their threads may never return.
         self._stop.set(str(self.failure))
-        lane.abandon(self.failure)
+        for hung in silent:
+            hung.abandon(self.failure)
 
 
 async def supervise(
