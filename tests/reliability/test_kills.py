@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tools.soak.children import Child, Moment, Site, only_run, train_flags
+from tools.soak.children import Child, Deed, Moment, Site, only_run, train_flags
 from tools.soak.fingerprints import fingerprint
 from tools.soak.kills import Whole, kill_and_resume, whole_run
 
@@ -27,7 +27,7 @@ def test_killed_and_resumed_run_equals_the_one_that_was_never_killed(
 
 
 def test_killed_run_really_ends_in_the_middle(whole: Whole, tmp_path: Path) -> None:
-    moment = Moment(Site.FILE, whole.counts[Site.FILE] // 2, signal.SIGKILL)
+    moment = Moment(Site.FILE, whole.counts[Site.FILE] // 2, Deed.KILL)
     ended = Child(train_flags(tmp_path / "killed"), tmp_path / "killed.txt", moment).wait()
 
     run_dir = only_run(tmp_path / "killed")

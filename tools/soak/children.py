@@ -1,10 +1,12 @@
 """`esper-train` in processes that may be killed, forked from one that has torch loaded already."""
 
+import errno
 import json
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,17 +36,38 @@ class Site(StrEnum):
     """Something done to a file; a write is then torn in its middle."""
 
 
+class Deed(StrEnum):
+    """What happens there."""
+
+    KILL = "kill"
+    INTERRUPT = "interrupt"
+    TERMINATE = "terminate"
+    HANG = "hang"
+    """The thread never goes on."""
+    NO_SPACE = "no space"
+    """The disk is full from then on."""
+    IO_ERROR = "io error"
+    """The disk fails once."""
+
+
+SIGNALS = {
+    Deed.KILL: signal.SIGKILL,
+    Deed.INTERRUPT: signal.SIGINT,
+    Deed.TERMINATE: signal.SIGTERM,
+}
+
+
 class Moment(NamedTuple):
-    """The n-th time that a run comes by a site, and the signal it gets then."""
+    """The n-th time that a run comes by a site, and what happens then."""
 
     site: Site
     index: int
-    signal: int
+    deed: Deed
 
 
 @dataclass(eq=False, slots=True)
 class Tripwire:
-    """Counts how often a run comes by each site, and sends this process its signal."""
+    """Counts how often a run comes by each site, and does its deed when the moment has come."""
 
     moment: Moment | None
     told_path: Path
@@ -70,12 +93,16 @@ class Tripwire:
             setattr(FileSystem, name, self._around(getattr(FileSystem, name)))
 
     def pass_by(self, site: Site) -> None:
-        """Count, and send the signal when the moment has come."""
+        """Count, and do the deed when the moment has come."""
         self.counts[site] += 1
         moment = self.moment
-        if moment is not None and (site, self.counts[site]) == (moment.site, moment.index):
+        if moment is None or site is not moment.site or self.counts[site] < moment.index:
+            return
+        is_first = self.counts[site] == moment.index
+        if is_first:
             self.told_path.write_text(repr(time.time()))
-            os.kill(os.getpid(), moment.signal)
+        if is_first or moment.deed is Deed.NO_SPACE:
+            _do(moment.deed)
 
     def _around(self, operation: Any) -> Any:
         def passing(*arguments: Any) -> Any:
@@ -83,6 +110,18 @@ class Tripwire:
             return operation(*arguments)
 
         return passing
+
+
+def _do(deed: Deed) -> None:
+    match deed:
+        case Deed.HANG:
+            threading.Event().wait()
+        case Deed.NO_SPACE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        case Deed.IO_ERROR:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        case _:
+            os.kill(os.getpid(), SIGNALS[deed])
 
 
 def run_child(argv: list[str], output: Path, moment: Moment | None) -> None:
@@ -105,8 +144,8 @@ class Ended(NamedTuple):
     code: int
     """The exit code; negative for the signal that ended it."""
     output: str
-    seconds_after_signal: float | None
-    """None if it sent itself none."""
+    seconds_after_deed: float | None
+    """None if its moment never came."""
 
 
 class Child:
@@ -118,17 +157,6 @@ class Child:
             stale.unlink(missing_ok=True)
         self._process = CONTEXT.Process(target=run_child, args=(argv, output, moment))
         self._process.start()
-
-    @property
-    def pid(self) -> int:
-        """Return the process id."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
-        if self._process.is_alive():
-            os.kill(self.pid, number)
 
     def wait(self) -> Ended:
         """Wait for its end; one that does not end is killed and counts as lost."""

@@ -12,6 +12,7 @@ import msgspec
 from tools.bench.rows import Row
 from tools.soak.children import (
     Child,
+    Deed,
     Moment,
     Site,
     counts_of,
@@ -46,10 +47,10 @@ def whole_run(folder: Path) -> Whole:
     return Whole(fingerprint(run_dir), counts_of(output))
 
 
-def random_moment(rng: random.Random, whole: Whole, number: int) -> Moment:
+def random_moment(rng: random.Random, whole: Whole, deed: Deed) -> Moment:
     """Draw a moment of a run; half of them in the middle of a file operation."""
     site = rng.choice(list(Site))
-    return Moment(site, rng.randint(1, whole.counts[site]), number)
+    return Moment(site, rng.randint(1, whole.counts[site]), deed)
 
 
 def kill_and_resume(folder: Path, rng: random.Random, whole: Whole, num_kills: int) -> int:
@@ -58,7 +59,7 @@ def kill_and_resume(folder: Path, rng: random.Random, whole: Whole, num_kills: i
     shutil.rmtree(telemetry_dir, ignore_errors=True)
     num_killed = 0
     for _ in range(num_kills):
-        ended = _go_on(telemetry_dir, random_moment(rng, whole, signal.SIGKILL))
+        ended = _go_on(telemetry_dir, random_moment(rng, whole, Deed.KILL))
         assert ended in (0, -signal.SIGKILL), f"exit code {ended}"
         num_killed += ended != 0
         if ended == 0:

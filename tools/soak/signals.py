@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import signal
 import socket
 import statistics
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.bench.rows import Row
-from tools.soak.children import Child, Ended, Moment, only_run, resume_flags, train_flags
+from tools.soak.children import Child, Deed, Ended, Moment, only_run, resume_flags, train_flags
 from tools.soak.fingerprints import fingerprint, latest_checkpoint
 from tools.soak.kills import Whole, random_moment, whole_run
 
@@ -21,7 +20,7 @@ from esper.nissa.validation import validate_run
 from esper.simic.training.resuming import load_run
 
 QUICK_STOPS, FULL_STOPS = 10, 200
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+DEEDS = (Deed.INTERRUPT, Deed.TERMINATE)
 MAX_STOP_S = 2.0
 
 
@@ -43,7 +42,7 @@ def free_port() -> int:
 
 def random_stop(rng: random.Random, whole: Whole) -> Moment:
     """Draw a moment and one of the two signals."""
-    return random_moment(rng, whole, rng.choice(NUMBERS))
+    return random_moment(rng, whole, rng.choice(DEEDS))
 
 
 def stop_and_look(folder: Path, moment: Moment, whole: Whole, *, resumes: bool) -> Stop | None:
@@ -53,7 +52,7 @@ def stop_and_look(folder: Path, moment: Moment, whole: Whole, *, resumes: bool) 
     port = free_port()
     flags = train_flags(telemetry_dir, "--serve", f"127.0.0.1:{port}")
     ended = Child(flags, folder / "stopped.txt", moment).wait()
-    if ended.seconds_after_signal is None:
+    if ended.seconds_after_deed is None:
         return None
     assert "Traceback" not in ended.output, ended.output
     run_dir = only_run(telemetry_dir)
@@ -66,7 +65,7 @@ def stop_and_look(folder: Path, moment: Moment, whole: Whole, *, resumes: bool) 
     # Nobody may still hold the port.
     socket.create_server(("127.0.0.1", port)).close()
     return Stop(
-        seconds=ended.seconds_after_signal,
+        seconds=ended.seconds_after_deed,
         has_resumed=resumes and run_dir is not None and _resumes_to(whole, telemetry_dir),
     )
 
