@@ -25,12 +25,14 @@ MAX_DELAY_S = 0.004
 PASSES = ("build", "train_batch", "finish_train", "validate", "apply")
 
 
-def tiny_run(folder: Path, task: str, *, lanes: int, **training: Any) -> Path:
+def tiny_run(
+    folder: Path, task: str, *, lanes: int, run: dict[str, Any] | None = None, **training: Any
+) -> Path:
     """Run a tiny job in this process and return its directory."""
     register_tiny_tasks()
     layer = {
         "training": {"task": task, "n_episodes": 1, "n_envs": NUM_ENVS, **training},
-        "run": {"telemetry_dir": str(folder), "lanes": lanes, "fsync": "never"},
+        "run": {"telemetry_dir": str(folder), "lanes": lanes, "fsync": "never", **(run or {})},
     }
     job, _ = merge_job(("soak", layer), tasks=all_tasks())
     return run_job(job).run_dir
