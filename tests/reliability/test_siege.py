@@ -67,10 +67,13 @@ def test_flood_of_headers_is_cut_off(served: Served) -> None:
     assert is_well(served)
 
 
-def test_nonsense_is_refused(served: Served) -> None:
+def test_nonsense_is_refused_without_a_word_to_the_operator(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = random.Random(1)
     for _ in range(50):
         assert status(nonsense(served.port, rng)) in (400, 401, None)
+    assert caplog.records == []
     assert is_well(served)
 
 

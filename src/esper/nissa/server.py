@@ -244,9 +244,10 @@ async def serve(
             ws_ping_interval=PING_EVERY_S,
             ws_ping_timeout=PING_EVERY_S,
             lifespan="off",
-            # Requests may carry the token, so none of them is logged.
+            # Requests may carry the token, so none of them is logged; and whoever sends nonsense
+            # must not be able to fill the operator's screen.
             log_config=None,
-            log_level="warning",
+            log_level="error",
             access_log=False,
             timeout_graceful_shutdown=STOP_GRACE_S,
             server_header=False,
