@@ -115,6 +115,7 @@ def read_tensors(path: Path, what: str) -> object:
     try:
         # torch itself looks at no checksum, and would take a flipped bit for a weight.
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_size(archive, len(data))
             damaged = archive.testzip()
         state: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     # There is no telling what is raised about bytes that somebody else wrote.
@@ -123,6 +124,12 @@ def read_tensors(path: Path, what: str) -> object:
     if damaged is not None:
         raise UnreadableFileError(path, f"not a {what} of Esper, or damaged: {damaged}")
     return state
+
+
+def _check_size(archive: zipfile.ZipFile, num_bytes: int) -> None:
+    """Refuse an archive that unpacks to more than it is; `torch.save` compresses nothing."""
+    if sum(item.file_size for item in archive.infolist()) > num_bytes:
+        raise ValueError("unpacks to more than it is")
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

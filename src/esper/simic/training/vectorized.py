@@ -31,7 +31,7 @@ from esper.leyline.config import (
     RunOptions,
     TelemetryConfig,
 )
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import EsperError, UnreadableFileError, UsageError
 from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
 from esper.leyline.payloads import CheckpointLoaded, TrainingStarted
@@ -300,7 +300,10 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
         lifecycle=config.lifecycle,
         max_seeds=config.max_seeds,
     )
-    controller = _build_controller(job, command, rules, device, resumed)
+    if resumed is None:
+        controller = _build_controller(job, command, rules, device, None)
+    else:
+        controller = _restored_controller(job, command, rules, device, resumed)
     request = DataRequest(
         source=config.data,
         data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
@@ -363,6 +366,26 @@ def _build_controller(
     if resumed is not None and resumed.controller is not None:
         policy.load_state_dict(resumed.controller)
     return policy
+
+
+def _restored_controller(
+    job: Job, command: str, rules: ActionRules, device: torch.device, resumed: LoadedRun
+) -> Controller:
+    try:
+        controller = _build_controller(job, command, rules, device, resumed)
+        if isinstance(controller, PolicyController):
+            controller.agent.check_fits(
+                n_envs=job.training.n_envs, num_steps=job.training.max_epochs
+            )
+    except EsperError:
+        raise
+    # There is no telling what is raised about contents that somebody else wrote.
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UnreadableFileError(
+            resumed.path, f"what it holds is not the state of this run: {reason}"
+        ) from None
+    return controller
 
 
 def _build_agent(job: Job, device: torch.device, resumed: LoadedRun | None) -> PPOAgent:
