@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 
@@ -45,6 +46,10 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         # exit and would complain then, so stdout is pointed at nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.OK)
+    except Exception:
+        # A bug of ours: whoever reports it needs to know where it is.
+        traceback.print_exc()
+        return int(ExitCode.INTERNAL)
     return code
 
 
