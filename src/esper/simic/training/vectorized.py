@@ -22,6 +22,7 @@ from torch import amp as torch_amp
 from esper import __version__
 from esper.leyline.config import (
     AmpDtype,
+    CompileMode,
     GovernorConfig,
     Job,
     ProfilerConfig,
@@ -66,6 +67,7 @@ from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.keeper import Keeper, LoadedRun
 from esper.simic.training.machine import (
+    compile_mode_for,
     machine_kind,
     num_lanes_for,
     one_thread_per_worker,
@@ -333,8 +335,12 @@ def _build_controller(
             return PeriodicController(rules)
         case "heuristic":
             return HeuristicController(rules)
+    agent = _build_agent(job, device, resumed)
+    mode = compile_mode_for(config.compile_mode, device)
+    if mode is not CompileMode.OFF:
+        agent.network.compile_step(mode.value)
     policy = PolicyController(
-        agent=_build_agent(job, device, resumed),
+        agent=agent,
         obs_normalizer=ObservationNormalizer(observation_size(len(config.slots)), device),
         reward_normalizer=RewardNormalizer(device),
         slot_ids=config.slots,
@@ -369,7 +375,9 @@ def _open_run_directory(plan: _Plan) -> Path:
     manifest = build_manifest(
         plan.job,
         command=plan.command,
-        machine_kind=machine_kind(plan.device, plan.job.training.compile_mode.value),
+        machine_kind=machine_kind(
+            plan.device, compile_mode_for(plan.job.training.compile_mode, plan.device)
+        ),
         data_source=plan.dataset.origin.value,
     )
     return create_run_directory(Path(plan.job.run.telemetry_dir), manifest)
