@@ -124,7 +124,7 @@ class SeedSlot(nn.Module):
         if self._alpha is None or self._alpha.device != h.device:
             # Validation runs in inference mode, whose tensors autograd would refuse later.
             with torch.inference_mode(False):
-                self._alpha = torch.tensor(self._occupant().alpha.alpha, device=h.device)
+                self._alpha = torch.full((), self._occupant().alpha.alpha, device=h.device)
         return self._alpha
 
     # --- Operations --------------------------------------------------------------------------

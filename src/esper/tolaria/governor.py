@@ -68,14 +68,18 @@ class Governor:
         return step % self.config.snapshot_every == 0
 
     def take_snapshot(self) -> None:
-        """Keep a copy of the host and its fossils as they are now."""
-        current = self._guarded_weights()
+        """Keep a copy of the host and its fossils as they are now.
+
+        While losses are anomalous, what is kept already stays as it is: only fossils that are new
+        join it, because a rollback must never meet one that it has no weights for.
+        """
+        is_suspect = self.signs.consecutive_anomalies > 0
         with torch.no_grad():
-            if self._weights.keys() == current.keys():
-                for name, kept in self._weights.items():
-                    kept.copy_(current[name])
-            else:
-                self._weights = {name: value.detach().clone() for name, value in current.items()}
+            for name, value in self._guarded_weights().items():
+                if name not in self._weights:
+                    self._weights[name] = value.clone()
+                elif not is_suspect:
+                    self._weights[name].copy_(value)
 
     def roll_back(self, panic: Panic) -> RollbackReport:
         """Prune every seed on its way and restore the snapshot; parameters stay the same objects.

@@ -33,9 +33,11 @@ def gradient_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
 
     Squares of float32 overflow long before the norm itself does.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    listed = list(parameters)
+    gradients = [parameter.grad for parameter in listed if parameter.grad is not None]
     if not gradients:
-        return torch.zeros(0, dtype=torch.float64)
+        device = listed[0].device if listed else None
+        return torch.zeros(0, dtype=torch.float64, device=device)
     norms = torch._foreach_norm([gradient.double() for gradient in gradients])
     return torch.stack(norms)
 

@@ -113,9 +113,6 @@ def _act(turn: EnvTurn, decision: StepDecision, rules: ActionRules) -> EnvOutcom
         )
         return _end_step(turn, outcome, before)
     refusal = _carry_out(turn, action)
-    if action.op is Op.FOSSILIZE and refusal is None:
-        # A rollback must never meet a fossil that it has no weights for.
-        env.governor.take_snapshot()
     env.epoch_counts[action.slot_id] += int(action.op is not Op.WAIT)
     env.epoch_successes[action.slot_id] += int(action.op is not Op.WAIT and refusal is None)
     env.last_target = None if action.op is Op.WAIT else action.slot_id
@@ -139,6 +136,9 @@ def _carry_out(turn: EnvTurn, action: ActionSpec) -> str | None:
     )
     with env.fence.entered(is_training=True):
         refusal = carry_out(action, context).refusal
+        if action.op is Op.FOSSILIZE and refusal is None:
+            # A rollback must never meet a fossil that it has no weights for.
+            env.governor.take_snapshot()
     env.num_germinated += int(action.op is Op.GERMINATE and refusal is None)
     return refusal
 

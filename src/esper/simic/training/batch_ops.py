@@ -101,6 +101,8 @@ def _clip_and_step(env: ParallelEnvState, max_grad_norm: float | None) -> None:
         if env.scaler is None:
             optimizer.step()
         else:
+            # Half precision is the one exception: torch reads here whether gradients overflowed.
+            # Its fused optimizer does not, but keeps unset moments if the first step is skipped.
             env.scaler.step(optimizer)
     if env.scaler is not None:
         env.scaler.update()

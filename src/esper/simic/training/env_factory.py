@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
@@ -26,6 +27,9 @@ __all__ = [
     "create_env_state",
     "make_telemetry_callback",
 ]
+
+HOST_SIDE: Final = torch.device("cpu")
+"""Where parameters are drawn, whatever device they go to: the same bits everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +87,9 @@ def build_model(context: EnvFactoryContext, round_index: int, env_id: int) -> Mo
         host = context.build_host(context.task, generator)
     set_dropout = getattr(host, "set_dropout_generator", None)
     if set_dropout is not None:
-        set_dropout(_generator(context, StreamPurpose.DROPOUT, round_index, env_id))
+        # Masks are drawn where the features are.
+        device = context.fences[env_id].device
+        set_dropout(_generator(context, StreamPurpose.DROPOUT, round_index, env_id, device))
     return MorphogeneticModel(host, context.config.slots, context.config.lifecycle)
 
 
@@ -100,7 +106,11 @@ def configure_slot_telemetry(
 
 
 def _generator(
-    context: EnvFactoryContext, purpose: StreamPurpose, round_index: int, env_id: int
+    context: EnvFactoryContext,
+    purpose: StreamPurpose,
+    round_index: int,
+    env_id: int,
+    device: torch.device = HOST_SIDE,
 ) -> torch.Generator:
     seed = stream_seed(context.run_seed, purpose=purpose, round=round_index, env=env_id)
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator(device).manual_seed(seed)

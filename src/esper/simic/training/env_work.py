@@ -86,7 +86,8 @@ class TrainingWork:
         # Weights are judged before they are blessed.
         panic = env.governor.check(losses[0])
         if panic is None and env.governor.is_snapshot_due(step):
-            env.governor.take_snapshot()
+            with env.fence.entered(is_training=True):
+                env.governor.take_snapshot()
         window = self.context.config.reward.escrow_stable_window
         evidence = EnvEvidence(
             env_id=env.env_idx,

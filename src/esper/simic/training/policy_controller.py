@@ -223,7 +223,7 @@ def _details(
                 },
                 heads=heads,
                 is_forced=num_valid[HEADS.index(Head.OP)] == 1,
-                observation_hash=None if is_waiting else _hash(raw[env_id]),
+                observation_hash=None if is_waiting else _materialize_hash(raw[env_id]),
             )
         )
     return details
@@ -234,9 +234,9 @@ def _name_of(head: Head, choice: int, action: ActionSpec) -> str:
     return action.slot_id if choices is None else choices(choice).name
 
 
-def _hash(observation: Tensor) -> str:
+def _materialize_hash(observation: Tensor) -> str:
     # Observations are built on the host, so this crosses no device.
-    return hashlib.sha256(bytes(observation.clone().untyped_storage())).hexdigest()[:16]
+    return hashlib.sha256(observation.numpy().tobytes()).hexdigest()[:16]
 
 
 def _on_device(masks: ActionMasks, device: torch.device) -> ActionMasks:

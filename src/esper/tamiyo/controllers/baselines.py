@@ -1,20 +1,24 @@
 """Controllers that learn nothing: wait, random-legal, periodic; what a policy has to beat."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+import msgspec
+
 from esper.leyline.actions import (
     BLUEPRINTS_BY_TOPOLOGY,
+    HEADS,
     ActionSpec,
     AlphaSpeed,
     AlphaTarget,
-    Blueprint,
     CurveChoice,
+    Head,
     Op,
     Style,
     Tempo,
+    causal_heads,
 )
 from esper.leyline.legality import ActionRules, is_legal
 from esper.leyline.messages import EnvEvidence
@@ -26,6 +30,8 @@ from esper.tamiyo.controllers.protocol import Choice, Situation
 __all__ = ["PeriodicController", "RandomController", "WaitController"]
 
 DEFAULT_PERIOD: Final = 8
+_DETAILS: Final = frozenset(HEADS) - {Head.OP, Head.SLOT}
+"""The heads that are fields of an action under their own names."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,44 +51,54 @@ class WaitController:
 
 @dataclass(eq=False, slots=True)
 class RandomController:
-    """Takes a legal op at random, then a legal slot, then every other head at random."""
+    """Takes a legal op at random, then a legal slot, then every head that matters at random."""
 
     rules: ActionRules
     seed: int
     name: str = "random"
-    _random: Random = field(default_factory=Random)
 
     def begin_round(self, round_index: int) -> None:
-        """Start the round's own stream of numbers."""
-        source = stream_seed(self.seed, purpose=StreamPurpose.ACTION, round=round_index)
-        self._random = Random(source)
+        """Remember nothing, so forget nothing."""
 
     def choose(self, situation: Situation) -> Choice:
-        """Draw one action per env; quarantined envs draw too, so that the others do not notice."""
-        actions = [self._draw(() if env is None else env.reports) for env in situation.envs]
+        """Draw one action per env, each from a stream of its own."""
+        actions = [
+            self._draw(() if env is None else env.reports, self._stream(situation, env_id))
+            for env_id, env in enumerate(situation.envs)
+        ]
         return _choice_of(actions, situation)
 
-    def _draw(self, reports: tuple[SeedReport, ...]) -> ActionSpec:
-        action = ActionSpec(
-            slot_id=self.rules.slot_ids[0],
-            blueprint=self._random.choice(BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]),
-            style=self._random.choice(list(Style)),
-            tempo=self._random.choice(list(Tempo)),
-            alpha_target=self._random.choice(list(AlphaTarget)),
-            alpha_speed=self._random.choice(list(AlphaSpeed)),
-            alpha_curve=self._random.choice(list(CurveChoice)),
+    def _stream(self, situation: Situation, env_id: int) -> Random:
+        # What one env draws must not depend on how many choices another one has.
+        source = stream_seed(
+            self.seed,
+            purpose=StreamPurpose.ACTION,
+            round=situation.round,
+            env=env_id,
+            step=situation.step,
         )
-        slots_by_op = {
-            op: [
-                candidate
-                for slot_id in self.rules.slot_ids
-                for candidate in [_with(action, op, slot_id)]
-                if is_legal(candidate, reports, self.rules)
-            ]
-            for op in Op
-        }
-        legal = [candidates for candidates in slots_by_op.values() if candidates]
-        return self._random.choice(self._random.choice(legal))
+        return Random(source)
+
+    def _draw(self, reports: tuple[SeedReport, ...], random: Random) -> ActionSpec:
+        wish = ActionSpec(
+            slot_id=self.rules.slot_ids[0],
+            blueprint=random.choice(BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]),
+            style=random.choice(list(Style)),
+            tempo=random.choice(list(Tempo)),
+            alpha_target=random.choice(list(AlphaTarget)),
+            alpha_speed=random.choice(list(AlphaSpeed)),
+            alpha_curve=random.choice(list(CurveChoice)),
+        )
+        targets = {op: self._targets(msgspec.structs.replace(wish, op=op), reports) for op in Op}
+        return random.choice(random.choice([legal for legal in targets.values() if legal]))
+
+    def _targets(self, wish: ActionSpec, reports: tuple[SeedReport, ...]) -> list[ActionSpec]:
+        """Return the wish for each slot where it is legal; where slots do not matter, once."""
+        matters = causal_heads(wish.op)
+        slot_ids = self.rules.slot_ids if Head.SLOT in matters else self.rules.slot_ids[:1]
+        effective = {head.value: getattr(wish, head.value) for head in _DETAILS & matters}
+        aimed = (ActionSpec(op=wish.op, slot_id=slot_id, **effective) for slot_id in slot_ids)
+        return [action for action in aimed if is_legal(action, reports, self.rules)]
 
 
 @dataclass(eq=False, slots=True)
@@ -103,7 +119,7 @@ class PeriodicController:
 
     def _for_env(self, env: EnvEvidence | None, step: int) -> ActionSpec:
         reports = () if env is None else env.reports
-        candidates = [*self._carried_on(reports), *self._planted(step)]
+        candidates = [*self._planted(step), *_in_turn(self._carried_on(reports), step)]
         legal = (action for action in candidates if is_legal(action, reports, self.rules))
         return next(legal, _wait(self.rules))
 
@@ -135,17 +151,10 @@ def _wait(rules: ActionRules) -> ActionSpec:
     return ActionSpec(slot_id=rules.slot_ids[0])
 
 
-def _with(action: ActionSpec, op: Op, slot_id: str) -> ActionSpec:
-    return ActionSpec(
-        op=op,
-        slot_id=slot_id,
-        blueprint=action.blueprint if op is Op.GERMINATE else Blueprint.NOOP,
-        style=action.style,
-        tempo=action.tempo,
-        alpha_target=action.alpha_target,
-        alpha_speed=action.alpha_speed,
-        alpha_curve=action.alpha_curve,
-    )
+def _in_turn(candidates: list[ActionSpec], step: int) -> list[ActionSpec]:
+    """Begin with another one each step: a gate that stays closed must not hold up the others."""
+    first = step % max(len(candidates), 1)
+    return candidates[first:] + candidates[:first]
 
 
 def _choice_of(actions: Sequence[ActionSpec], situation: Situation) -> Choice:

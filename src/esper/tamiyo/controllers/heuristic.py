@@ -1,4 +1,7 @@
-"""The heuristic controller: germinate on a plateau, keep what contributes, prune what hurts."""
+"""The heuristic controller: germinate on a plateau, keep what contributes, prune what hurts.
+
+A host that learns slowly but steadily is never stuck; it gets a seed when patience ends.
+"""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -38,8 +41,11 @@ class HeuristicRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     plateau_steps: int = 3
     min_step: int = 5
+    patience_steps: int = 10
+    """Steps in a row without a growing seed after which one is planted, stuck or not."""
     prune_after_steps: int = 5
-    prune_drop_pp: float = 2.0
+    prune_harm_pp: float = 2.0
+    """A blending seed that costs the host more than this is pruned."""
     fossilize_contribution_pp: float = 0.5
     embargo_steps: int = 5
     ransomware_contribution_pp: float = 0.1
@@ -56,6 +62,8 @@ class _EnvMemory:
     """What the heuristic remembers of one env."""
 
     next_index: int = 0
+    idle_steps: int = 0
+    """Steps in a row without a growing seed."""
     last_prune_step: int | None = None
     penalties: dict[Blueprint, float] = field(default_factory=dict)
 
@@ -74,6 +82,8 @@ class HeuristicController:
         """Take the topology's own rotation, or refuse one that cannot grow there."""
         if self.rotation is None:
             self.rotation = ROTATIONS[self.rules.topology]
+        if not self.rotation:
+            raise InvalidValueError("rotation", (), "must name a blueprint", "heuristic")
         for blueprint in self.rotation:
             if blueprint not in BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]:
                 constraint = f"does not grow in a {self.rules.topology} host"
@@ -101,6 +111,7 @@ class HeuristicController:
             for report in env.reports
             if report.stage is not Stage.FOSSILIZED and report.stage not in COOLDOWN_STAGES
         ]
+        memory.idle_steps = 0 if living else memory.idle_steps + 1
         wish = self._for_seed(living[0]) if living else self._germination(env, memory, step)
         if not is_legal(wish, env.reports, self.rules):
             return self._wait()
@@ -114,12 +125,11 @@ class HeuristicController:
 
     def _for_seed(self, seed: SeedReport) -> ActionSpec:
         match seed.stage:
-            case Stage.GERMINATED:
+            # Before it is blended in a seed does not reach the host, whatever the host is doing.
+            case Stage.GERMINATED | Stage.TRAINING:
                 return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
-            case Stage.TRAINING | Stage.BLENDING if self._has_dropped(seed):
+            case Stage.BLENDING if self._does_harm(seed):
                 return ActionSpec(op=Op.PRUNE, slot_id=seed.slot_id)
-            case Stage.TRAINING:
-                return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
             case Stage.BLENDING if seed.alpha.is_at_target and seed.alpha.target >= 1.0:
                 return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
             case Stage.HOLDING:
@@ -136,25 +146,37 @@ class HeuristicController:
         keeps = contribution > rules.fossilize_contribution_pp and not is_ransomware
         return ActionSpec(op=Op.FOSSILIZE if keeps else Op.PRUNE, slot_id=seed.slot_id)
 
-    def _has_dropped(self, seed: SeedReport) -> bool:
-        change = seed.stage_improvement_pp
-        is_due = seed.steps_in_stage >= self.heuristic.prune_after_steps
-        return is_due and change is not None and change < -self.heuristic.prune_drop_pp
+    def _does_harm(self, seed: SeedReport) -> bool:
+        """Judge by what the seed is worth; the host's own ups and downs are none of its doing."""
+        worth, rules = seed.contribution_pp, self.heuristic
+        is_due = seed.steps_in_stage >= rules.prune_after_steps
+        return is_due and worth is not None and worth < -rules.prune_harm_pp
 
     def _germination(self, env: EnvEvidence, memory: _EnvMemory, step: int) -> ActionSpec:
-        rules, signals = self.heuristic, env.signals
         last = memory.last_prune_step
-        is_embargoed = last is not None and step - last < rules.embargo_steps
-        is_ready = signals.is_stabilized and step >= rules.min_step
-        is_stuck = signals.plateau_steps >= rules.plateau_steps
-        if is_embargoed or not is_ready or not is_stuck:
-            return self._wait()
-        occupied = {report.slot_id for report in env.reports}
-        free = [slot_id for slot_id in self.rules.slot_ids if slot_id not in occupied]
-        if not free:
+        is_embargoed = last is not None and step - last < self.heuristic.embargo_steps
+        is_due = self._is_stuck(env, step) or memory.idle_steps >= self.heuristic.patience_steps
+        free = self._free_slot(env.reports)
+        if is_embargoed or not is_due or free is None:
             return self._wait()
         blueprint = self._next_blueprint(memory)
-        return ActionSpec(op=Op.GERMINATE, slot_id=free[0], blueprint=blueprint)
+        return ActionSpec(op=Op.GERMINATE, slot_id=free, blueprint=blueprint)
+
+    def _is_stuck(self, env: EnvEvidence, step: int) -> bool:
+        rules, signals = self.heuristic, env.signals
+        is_ready = signals.is_stabilized and step >= rules.min_step
+        return is_ready and signals.plateau_steps >= rules.plateau_steps
+
+    def _free_slot(self, reports: tuple[SeedReport, ...]) -> str | None:
+        """Return the first slot that a seed may germinate in; the rotation only moves then."""
+        assert self.rotation
+        blueprint = self.rotation[0]
+        wishes = (
+            ActionSpec(op=Op.GERMINATE, slot_id=slot_id, blueprint=blueprint)
+            for slot_id in self.rules.slot_ids
+        )
+        legal = (wish.slot_id for wish in wishes if is_legal(wish, reports, self.rules))
+        return next(legal, None)
 
     def _next_blueprint(self, memory: _EnvMemory) -> Blueprint:
         """Walk the rotation past blueprints that have failed lately; if all have, rotate anyway."""
