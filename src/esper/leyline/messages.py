@@ -20,6 +20,7 @@ __all__ = [
     "EnvEvidence",
     "EnvFailure",
     "EnvOutcome",
+    "EnvTestResult",
     "Panic",
     "PanicReason",
     "PenaltyOutcome",
@@ -183,3 +184,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     components: tuple[RewardComponents | None, ...]
     alarms: tuple[tuple[int, Payload], ...] = ()
     """Suspicions about rewards, by env."""
+
+
+class EnvTestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one env's network is worth on data that no decision has seen."""
+
+    env_id: int
+    loss: float
+    accuracy_pct: float
+    num_samples: int

@@ -16,6 +16,7 @@ from esper.simic.training.checkpoints import (
     SavedCheckpoint,
     encode_checkpoint,
 )
+from esper.simic.training.grown import GrownWriter
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.run_state import RunState
 
@@ -92,7 +93,8 @@ class Keeper:
     every: int
     is_judged_by_loss: bool
     """Best means the lowest loss, as for language models, and not the highest accuracy."""
-    resumed: LoadedRun | None = None
+    resumed: LoadedRun | None
+    grown: GrownWriter
     _held: _Held | None = None
 
     def is_due(self, rounds_completed: int, num_rounds: int) -> bool:

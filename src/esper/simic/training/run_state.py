@@ -7,14 +7,24 @@ from typing import Final
 
 import msgspec
 
+from esper.leyline.messages import StepEvidence
 from esper.leyline.reports import BatchSummary
 from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.anomaly import AnomalyState
 from esper.simic.telemetry.scoreboard import Scoreboard
 
-__all__ = ["RunState", "score_of"]
+__all__ = ["BestEnv", "RunState", "best_env_of", "score_of"]
 
 ROLLING_ROUNDS: Final = 10
+
+
+class BestEnv(msgspec.Struct, frozen=True, kw_only=True):
+    """The env whose network was measured to be the best, and what it is ranked by."""
+
+    round: int
+    env_id: int
+    score: float
+    """Accuracy in percent or, for language models, the negative loss; more is better."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +41,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Lowest round mean of the final losses so far."""
     best_saved_score: float | None = None
     """Highest score of a round that a checkpoint was saved of."""
+    best_env: BestEnv | None = None
+    """Whose network is kept as the run's grown network."""
     final_accuracy_pct: float | None = None
     anomalies: AnomalyState = AnomalyState()
     scoreboard: Scoreboard = Scoreboard()
@@ -78,6 +90,20 @@ def score_of(summary: BatchSummary, *, by_loss: bool) -> float | None:
         return summary.mean_accuracy_pct
     loss = _mean_loss(summary)
     return None if loss is None else -loss
+
+
+def best_env_of(evidence: StepEvidence, *, by_loss: bool) -> BestEnv | None:
+    """Return the best of the envs that are whole; the first of equals."""
+    scores = {
+        env.env_id: -env.signals.val_loss if by_loss else env.signals.val_accuracy_pct
+        for env in evidence.envs
+        if env is not None and env.panic is None
+    }
+    finite = {env_id: score for env_id, score in scores.items() if math.isfinite(score)}
+    if not finite:
+        return None
+    env_id = max(finite, key=lambda item: finite[item])
+    return BestEnv(round=evidence.round, env_id=env_id, score=finite[env_id])
 
 
 def _mean_loss(summary: BatchSummary) -> float | None:

@@ -5,18 +5,14 @@ The names that tests and users may replace (`get_hub`, `RewardNormalizer`, `Shar
 here, when a run is put together.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import anyio
 import torch
 from torch import amp as torch_amp
 
@@ -55,13 +51,16 @@ from esper.simic.training.checkpoints import CheckpointStore
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.grown import GrownHeader, GrownWriter
 from esper.simic.training.keeper import Keeper, LoadedRun
+from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import (
     machine_kind,
     num_lanes_for,
     one_thread_per_worker,
     warm_up_math,
 )
+from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
@@ -86,13 +85,24 @@ from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import Watchdog, supervise
 
-__all__ = ["TrainingResult", "run_job"]
+__all__ = [
+    "GROWN_FILE",
+    "Plan",
+    "TrainingResult",
+    "build_control",
+    "build_engine",
+    "grown_header",
+    "plan_job",
+    "run_job",
+]
 
 Companion: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
 """Something that runs beside a run and is ended with it: a server, a console."""
 
 VALIDATION_BATCH: Final = 256
 CLOSE_TIMEOUT_S: Final = 5.0
+GROWN_FILE: Final = "grown.pt"
+"""The best network of a run, in its directory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,8 +119,8 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
-    """A job with everything that is decided before its run directory exists."""
+class Plan:
+    """A job with everything that is decided before anything is created."""
 
     job: Job
     task: TaskSpec
@@ -120,6 +130,8 @@ class _Plan:
     dataset: TensorDataset
     train_batches: SharedBatchIterator
     val_batches: SharedBatchIterator
+    test_batches: Callable[[], SharedBatchIterator]
+    """Makes what only an evaluation walks."""
     rules: ActionRules
     controller: Controller
     resumed: LoadedRun | None
@@ -148,7 +160,7 @@ def run_job(
     """
     with one_thread_per_worker():
         warm_up_math()
-        plan = _plan(job, _command(command, resumed), resumed, StopFlag(shutdown_event))
+        plan = plan_job(job, _command(command, job, resumed), resumed, StopFlag(shutdown_event))
         run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
@@ -161,7 +173,7 @@ def run_job(
         with hub:
             if loaded is not None:
                 hub.emit(loaded)
-            state = _run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
+            state = run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
     learner = plan.controller if isinstance(plan.controller, PolicyController) else None
     return TrainingResult(
         agent=None if learner is None else learner.agent,
@@ -172,9 +184,11 @@ def run_job(
     )
 
 
-def _command(asked: str | None, resumed: LoadedRun | None) -> str:
+def _command(asked: str | None, job: Job, resumed: LoadedRun | None) -> str:
+    """Return who decides; a resumed run may not become another one."""
     if resumed is None:
         return asked or "ppo"
+    check_resumable(resumed.job.training, job.training)
     if asked not in (None, resumed.command):
         raise UsageError(
             f"--resume: the run was of {resumed.command!r} and {asked!r} was asked for; "
@@ -183,11 +197,12 @@ def _command(asked: str | None, resumed: LoadedRun | None) -> str:
     return resumed.command
 
 
-def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> _Plan:
-    """Decide everything that can go wrong before anything is created."""
+def plan_job(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> Plan:
+    """Decide everything that can go wrong before anything is created.
+
+    A resumed run lends its controller, be it to go on or to be evaluated.
+    """
     config = job.training
-    if resumed is not None:
-        check_resumable(resumed.job.training, config)
     task = registered_task(config.task).spec
     device = resolve_device(config.device)
     env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
@@ -216,7 +231,7 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
         transfer=transfer_to,
         check_cancelled=stop.checkpoint,
     )
-    return _Plan(
+    return Plan(
         job=job,
         task=task,
         command=command,
@@ -230,6 +245,7 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
             augment=is_augmented(dataset, config),
         ),
         val_batches=iterator(batch_size_per_env=VALIDATION_BATCH, part=Part.VAL),
+        test_batches=partial(iterator, batch_size_per_env=VALIDATION_BATCH, part=Part.TEST),
         rules=rules,
         controller=controller,
         resumed=resumed,
@@ -277,7 +293,7 @@ def _build_agent(job: Job, device: torch.device, resumed: LoadedRun | None) -> P
     )
 
 
-def _open_run_directory(plan: _Plan) -> tuple[Path, CheckpointLoaded | None]:
+def _open_run_directory(plan: Plan) -> tuple[Path, CheckpointLoaded | None]:
     """Create the run's directory, or take a resumed run's back to its checkpoint."""
     telemetry_dir = Path(plan.job.run.telemetry_dir)
     if plan.resumed is not None:
@@ -291,31 +307,8 @@ def _open_run_directory(plan: _Plan) -> tuple[Path, CheckpointLoaded | None]:
     return create_run_directory(telemetry_dir, manifest), None
 
 
-def _run_on_a_loop(main: Callable[[], Coroutine[Any, Any, RunState]], stop: StopFlag) -> RunState:
-    """Run a coroutine function to its end; beside a loop that is already running, on a thread.
-
-    There nobody watches signals: an interrupt reaches the thread that waits, and is passed on.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return anyio.run(main)
-    with ThreadPoolExecutor(1, thread_name_prefix="esper-loop") as pool:
-        running: Future[RunState] = pool.submit(_run_afresh, main)
-        try:
-            return running.result()
-        except KeyboardInterrupt:
-            stop.set("interrupted")
-            return running.result()
-
-
-def _run_afresh(main: Callable[[], Coroutine[Any, Any, RunState]]) -> RunState:
-    # A context taken over from the caller would tell anyio that this thread runs a loop already.
-    return Context().run(partial(anyio.run, main))
-
-
 async def _run(
-    plan: _Plan,
+    plan: Plan,
     hub: TelemetryHub,
     companions: Sequence[Companion],
     ready_event: threading.Event | None,
@@ -326,25 +319,18 @@ async def _run(
 
 
 async def _run_trainer(
-    plan: _Plan,
+    plan: Plan,
     hub: TelemetryHub,
     companions: Sequence[Companion],
     ready_event: threading.Event | None,
 ) -> RunState:
-    config, run = plan.job.training, plan.job.run
     lane = Lane("control")
-    engine = LaneEngine(
-        num_envs=config.n_envs,
-        num_lanes=num_lanes_for(run.lanes, config.n_envs),
-        work=_build_work(plan),
-        batches=partial(_train_pass, plan.train_batches),
-        stop=plan.stop,
-    )
+    engine = build_engine(plan)
     trainer = _build_trainer(plan, hub, engine, lane)
     watchdog = Watchdog(
         lanes=partial(_threads_of, engine, lane),
         env_ids_of=engine.env_ids_of,
-        deadline_s=run.lane_deadline_s,
+        deadline_s=plan.job.run.lane_deadline_s,
         stop=plan.stop,
         report=hub.emit,
     )
@@ -362,7 +348,19 @@ async def _run_trainer(
         lane.close(CLOSE_TIMEOUT_S)
 
 
-def _build_work(plan: _Plan) -> TrainingWork:
+def build_engine(plan: Plan) -> LaneEngine[ParallelEnvState, Batch]:
+    """Start the lanes that a plan's envs live on."""
+    config = plan.job.training
+    return LaneEngine(
+        num_envs=config.n_envs,
+        num_lanes=num_lanes_for(plan.job.run.lanes, config.n_envs),
+        work=_build_work(plan),
+        batches=partial(_train_pass, plan.train_batches),
+        stop=plan.stop,
+    )
+
+
+def _build_work(plan: Plan) -> TrainingWork:
     config = plan.job.training
     context = EnvFactoryContext(
         config=config,
@@ -383,16 +381,14 @@ def _build_work(plan: _Plan) -> TrainingWork:
         action_rules=plan.rules,
         masker=ActionMasker(plan.rules),
         validation=partial(plan.val_batches.batches, round=0, step=0),
+        testing=partial(_test_pass, plan),
     )
 
 
-def _build_trainer(
-    plan: _Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
-) -> VectorizedPPOTrainer:
-    config, run, resumed = plan.job.training, plan.job.run, plan.resumed
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
-    state = RunState() if resumed is None else resumed.state
-    control = Control(
+def build_control(plan: Plan) -> Control:
+    """Build what stands between a plan's envs and its controller."""
+    config = plan.job.training
+    return Control(
         controller=plan.controller,
         scheme=scheme_of(config, plan.task),
         rules=plan.rules,
@@ -404,13 +400,21 @@ def _build_trainer(
         success_accuracy_pct=plan.task.success_accuracy_pct,
         check_cancelled=plan.stop.checkpoint,
     )
+
+
+def _build_trainer(
+    plan: Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
+) -> VectorizedPPOTrainer:
+    config, run, resumed = plan.job.training, plan.job.run, plan.resumed
+    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    state = RunState() if resumed is None else resumed.state
     store = CheckpointStore(
         hub.run_dir / CHECKPOINTS_DIRECTORY,
         copy_to=None if run.save_path is None else Path(run.save_path),
     )
     return VectorizedPPOTrainer(
         engine=engine,
-        control=ControlThread(control, lane),
+        control=ControlThread(build_control(plan), lane),
         schedule=Schedule(config.n_episodes, config.max_epochs, state.rounds_completed),
         reporter=Reporter(
             hub=get_hub(),
@@ -433,6 +437,7 @@ def _build_trainer(
             every=run.checkpoint_every,
             is_judged_by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL,
             resumed=resumed,
+            grown=GrownWriter(hub.run_dir / GROWN_FILE, grown_header(plan)),
         ),
         probes=RunProbes(
             learner=learner,
@@ -450,11 +455,29 @@ def _train_pass(
     return batches.batches(round=round_index, step=step)
 
 
+def _test_pass(plan: Plan) -> Iterator[Sequence[Batch]]:
+    return plan.test_batches().batches(round=0, step=0)
+
+
+def grown_header(plan: Plan) -> GrownHeader:
+    """Return what has to be known of the networks that a plan grows."""
+    config, scale = plan.job.training, plan.dataset.pixel_scale
+    is_custom = registered_task(config.task).build_host is not None
+    return GrownHeader(
+        task=config.task,
+        host=None if is_custom else plan.task.host,
+        slots=config.slots,
+        lifecycle=config.lifecycle,
+        pixel_mean=None if scale is None else scale.mean,
+        pixel_std=None if scale is None else scale.std,
+    )
+
+
 def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
     return (*engine.lanes, lane)
 
 
-def _amp_dtype(plan: _Plan) -> torch.dtype | None:
+def _amp_dtype(plan: Plan) -> torch.dtype | None:
     """Return the precision that hosts run in under autocast, or None for full precision."""
     config = plan.job.training
     if not config.amp or config.amp_dtype is AmpDtype.OFF:
@@ -470,7 +493,7 @@ def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextMan
     return nullcontext() if dtype is None else torch_amp.autocast(device_type, dtype=dtype)
 
 
-def started_event(plan: _Plan) -> TrainingStarted:
+def started_event(plan: Plan) -> TrainingStarted:
     """Return what a run says of itself when it begins."""
     config, run = plan.job.training, plan.job.run
     learner = plan.controller if isinstance(plan.controller, PolicyController) else None

@@ -32,7 +32,7 @@ from esper.simic.telemetry.anomaly import RULES, detect_anomalies, note_skipped_
 from esper.simic.training.control import Control, RoundResult
 from esper.simic.training.keeper import Keeper
 from esper.simic.training.reporter import Reporter, RoundFigures
-from esper.simic.training.run_state import RunState, score_of
+from esper.simic.training.run_state import BestEnv, RunState, best_env_of, score_of
 from esper.simic.training.schedule import Schedule
 from esper.tolaria.engine import Engine
 from esper.tolaria.fences import MemoryStats
@@ -108,7 +108,7 @@ class VectorizedPPOTrainer:
                 await self.begin_round(round_index)
                 for step in self.schedule.steps():
                     await self.timed("train", self.engine.train_pass(step))
-                    evidence = await self.timed("validate", self.engine.validate_pass(step))
+                    evidence = await self.timed("validate", self.validate(step))
                     decision = await self.timed("decide", self.control.decide(evidence))
                     outcome = await self.timed("apply", self.engine.apply(decision))
                     recording = self.control.record(evidence, decision, outcome)
@@ -143,6 +143,25 @@ class VectorizedPPOTrainer:
         await self.control.begin_round(round_index)
         failures = await self.engine.build_round(round_index)
         self._pending_failures = failures
+
+    async def validate(self, step: int) -> StepEvidence:
+        """Validate all envs; in the last step, keep the network that is the run's best so far.
+
+        It is kept as it was measured, before the step's decision.
+        """
+        evidence = await self.engine.validate_pass(step)
+        if step == self.schedule.num_steps - 1:
+            best = best_env_of(evidence, by_loss=self.keeper.is_judged_by_loss)
+            known = self.state.best_env
+            if best is not None and (known is None or best.score > known.score):
+                await self._keep_grown(best)
+        return evidence
+
+    async def _keep_grown(self, best: BestEnv) -> None:
+        network = await self.engine.snapshot(best.env_id)
+        if network is not None:
+            await self.control.lane.run(self.keeper.grown.save, network)
+            self.state = msgspec.structs.replace(self.state, best_env=best)
 
     async def publish(
         self,
