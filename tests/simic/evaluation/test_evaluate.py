@@ -27,7 +27,7 @@ from esper.runtime.tasks import load_dataset
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.evaluation.evaluate import evaluate_controller, evaluate_policy
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
-from esper.simic.training import vectorized
+from esper.simic.training import policy_controller, vectorized
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.vectorized import TrainingResult
 
@@ -136,14 +136,20 @@ def test_evaluation_writes_nothing_of_its_own(trained: TrainingResult) -> None:
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
 
 
-def test_greedy_choices_do_not_depend_on_the_stream_of_actions(
-    trained: TrainingResult, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("greedy", [True, False])
+def test_stream_of_actions_decides_only_where_choices_are_sampled(
+    greedy: bool, trained: TrainingResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    greedy = evaluate_policy(checkpoint_of(trained), seeds=[1], greedy=True)
-    monkeypatch.setattr(torch, "multinomial", _must_not_be_called)
+    report = evaluate_policy(checkpoint_of(trained), seeds=[1], greedy=greedy)
+    monkeypatch.setattr(policy_controller, "stream_seed", _another_seed)
 
-    assert evaluate_policy(checkpoint_of(trained), seeds=[1], greedy=True) == greedy
-    assert greedy.is_greedy
+    again = evaluate_policy(checkpoint_of(trained), seeds=[1], greedy=greedy)
+
+    assert (again == report) == greedy
+
+
+def _another_seed(*_: object, **__: object) -> int:
+    return 5
 
 
 def test_waiting_adds_nothing_to_the_host(tmp_path: Path) -> None:

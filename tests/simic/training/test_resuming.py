@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.simic.training.runs import (
     TINY_LM,
+    digest_of,
     last_checkpoint,
     lines_of,
     operational_events,
@@ -38,7 +39,7 @@ from esper.simic.training.resuming import (
     load_run,
     run_directory_of,
 )
-from esper.simic.training.vectorized import run_job
+from esper.simic.training.vectorized import GROWN_FILE, run_job
 
 ROUNDS = 3
 
@@ -89,6 +90,10 @@ def resume(run_dir: Path, **training: Any) -> None:
     assert run_job(job, resumed=loaded).run_dir == run_dir
 
 
+def grown_digest(run_dir: Path) -> str:
+    return digest_of(torch.load(run_dir / GROWN_FILE, weights_only=True))
+
+
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody interrupted."""
@@ -106,6 +111,7 @@ def test_interrupted_and_resumed_run_equals_the_uninterrupted_one(
 
     assert lines_of(run_dir) == lines_of(whole_run)
     assert weights_digest(last_checkpoint(run_dir)) == weights_digest(last_checkpoint(whole_run))
+    assert grown_digest(run_dir) == grown_digest(whole_run)
     assert msgspec.structs.replace(load_run(last_checkpoint(run_dir)).state, history=()) == (
         msgspec.structs.replace(load_run(last_checkpoint(whole_run)).state, history=())
     )

@@ -138,19 +138,11 @@ class TrainingWork:
         for shares in self.testing():
             process_val_batch(env, shares[env.env_idx], self.rules.autocast)
             beat()
-        env.fence.synchronize()
-        losses, accuracies = env.val.materialize_means()
-        return EnvTestResult(
-            env_id=env.env_idx,
-            loss=losses[0],
-            accuracy_pct=accuracies[0],
-            num_samples=env.val.total,
-        )
+        return materialize_test_result(env)
 
     def snapshot(self, env: ParallelEnvState) -> dict[str, Any]:
         """Copy what the network can be made from again."""
-        env.fence.synchronize()
-        return materialize_grown_state(env.model)
+        return materialize_snapshot(env)
 
     def release(self, env: ParallelEnvState) -> None:
         """Wait for the device, so that an env's memory can be used again."""
@@ -166,6 +158,24 @@ class TrainingWork:
             round_index=env.round_index,
             env_id=env.env_idx,
         )
+
+
+def materialize_test_result(env: ParallelEnvState) -> EnvTestResult:
+    """Wait for the device once and read what the test pass has accumulated."""
+    env.fence.synchronize()
+    losses, accuracies = env.val.materialize_means()
+    return EnvTestResult(
+        env_id=env.env_idx,
+        loss=losses[0],
+        accuracy_pct=accuracies[0],
+        num_samples=env.val.total,
+    )
+
+
+def materialize_snapshot(env: ParallelEnvState) -> dict[str, Any]:
+    """Wait for the device once and copy the network."""
+    env.fence.synchronize()
+    return materialize_grown_state(env.model)
 
 
 def _note_attribution(env: ParallelEnvState, attribution: AttributionEvidence) -> None:
