@@ -44,8 +44,8 @@ class TrainingWork:
     action_rules: ActionRules
     masker: ActionMasker
     validation: ValidationBatches
-    testing: ValidationBatches
-    """Walks the test split, which training never does."""
+    testing: ValidationBatches | None = None
+    """Walks the test split, which training never does; only an evaluation needs it."""
 
     def build(self, round_index: int, env_id: int) -> ParallelEnvState:
         """Build an env."""
@@ -133,6 +133,7 @@ class TrainingWork:
 
     def test(self, env: ParallelEnvState, beat: Callable[[], None]) -> EnvTestResult:
         """Measure the network as it is on data that no decision has seen."""
+        assert self.testing is not None, "this work was given no test data"
         env.model.eval()
         env.start_validation(num_configs=1)
         for shares in self.testing():

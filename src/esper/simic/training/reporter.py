@@ -86,16 +86,16 @@ class Reporter:
     val_samples: int = 0
     env_steps: int = 0
 
+    def __post_init__(self) -> None:
+        """Go on with an escalation that a checkpoint brought along."""
+        self.escalation = handle_telemetry_escalation(
+            self.hub, self.escalation, has_anomaly=False, config=self.config
+        )
+
     async def timed(self, phase: str, work: Awaitable[T]) -> T:
         """Await a phase of a step and measure it."""
         with self.profiler.phase(phase):
             return await work
-
-    def restore_level(self) -> None:
-        """Go on telling as much as before the run was resumed."""
-        self.escalation = handle_telemetry_escalation(
-            self.hub, self.escalation, has_anomaly=False, config=self.config
-        )
 
     async def publish(self, drafts: list[Draft]) -> None:
         """Send events, waiting for room without blocking the loop."""

@@ -32,7 +32,7 @@ from esper.simic.telemetry.anomaly import RULES, detect_anomalies, note_skipped_
 from esper.simic.training.control import Control, RoundResult
 from esper.simic.training.keeper import Keeper
 from esper.simic.training.reporter import Reporter, RoundFigures
-from esper.simic.training.run_state import BestEnv, RunState, best_env_of, score_of
+from esper.simic.training.run_state import BestEnv, RunState, best_env_of
 from esper.simic.training.schedule import Schedule
 from esper.tolaria.engine import Engine
 from esper.tolaria.fences import MemoryStats
@@ -132,7 +132,6 @@ class VectorizedPPOTrainer:
             await self.reporter.tell(started)
             await self.save(is_best=False)
             return
-        self.reporter.restore_level()
         announcement = self.keeper.announce_again()
         if announcement is not None:
             await self.reporter.tell(announcement)
@@ -202,16 +201,14 @@ class VectorizedPPOTrainer:
             memory=self.probes.memory(),
         )
         await self.reporter.round(result, figures)
+        is_best = self.state.is_best(summary, by_loss=self.keeper.is_judged_by_loss)
         self.state = msgspec.structs.replace(
             self.state.after_round(summary), escalation=self.reporter.escalation
         )
         if self.keeper.is_due(self.state.rounds_completed, self.schedule.num_rounds):
-            score = score_of(summary, by_loss=self.keeper.is_judged_by_loss)
-            is_best = self.state.is_best(score)
-            self.state = self.state.after_saving(score)
             await self.save(is_best=is_best)
         else:
-            await self.control.lane.run(self.keeper.hold, self.state)
+            await self.control.lane.run(self.keeper.hold, self.state, is_best=is_best)
         self._halt_if_numbers_fail()
 
     async def save(self, *, is_best: bool) -> None:
