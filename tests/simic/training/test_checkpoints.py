@@ -70,6 +70,7 @@ def test_full_disk_at_any_moment_leaves_whole_checkpoints_and_says_so(tmp_path: 
         assert latest is not None
         assert read_checkpoint(latest)["number"] == int(latest.stem.removeprefix("round-"))
         assert caught.value.exit_code is ExitCode.FAILED
+        assert list(tmp_path.glob("*.tmp")) == []
 
 
 def test_checkpoint_survives_the_way_to_the_disk_bit_by_bit(tmp_path: Path) -> None:
