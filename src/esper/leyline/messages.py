@@ -102,6 +102,15 @@ class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Gradient anomalies and the like that the passes came across."""
 
 
+class EnvTestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one env's network is worth on data that no decision has seen."""
+
+    env_id: int
+    loss: float
+    accuracy_pct: float
+    num_samples: int
+
+
 class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What all envs showed in one step."""
 
@@ -184,12 +193,3 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     components: tuple[RewardComponents | None, ...]
     alarms: tuple[tuple[int, Payload], ...] = ()
     """Suspicions about rewards, by env."""
-
-
-class EnvTestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one env's network is worth on data that no decision has seen."""
-
-    env_id: int
-    loss: float
-    accuracy_pct: float
-    num_samples: int
