@@ -26,7 +26,7 @@ from esper.leyline.telemetry import (
     nonfinite_paths,
 )
 
-RESERVED = frozenset({EventType.TOPOLOGY_MANIFEST_RECORDED, EventType.CHECKPOINT_LOADED})
+RESERVED = frozenset({EventType.TOPOLOGY_MANIFEST_RECORDED})
 """Types that nothing emits yet. A type leaves this list together with its first producer."""
 
 specs = pytest.mark.parametrize("spec", EVENT_SPECS.values(), ids=lambda spec: spec.event_type)

@@ -20,6 +20,7 @@ __all__ = [
     "EnvEvidence",
     "EnvFailure",
     "EnvOutcome",
+    "EnvTestResult",
     "Panic",
     "PanicReason",
     "PenaltyOutcome",
@@ -99,6 +100,15 @@ class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
     val_samples: int
     alarms: tuple[Payload, ...] = ()
     """Gradient anomalies and the like that the passes came across."""
+
+
+class EnvTestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one env's network is worth on data that no decision has seen."""
+
+    env_id: int
+    loss: float
+    accuracy_pct: float
+    num_samples: int
 
 
 class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """Files: the one seam through which the bus writes, so that tests can make a disk fail."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -61,11 +62,17 @@ class FileSystem:
 def write_atomically(files: FileSystem, path: Path, data: bytes) -> None:
     """Write a file so that after a crash there is the old one or the new one, whole."""
     temporary = path.with_name(path.name + ".tmp")
-    descriptor = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        files.write(descriptor, data)
-        files.fsync(descriptor)
-    finally:
-        files.close(descriptor)
-    files.rename(temporary, path)
+        descriptor = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            files.write(descriptor, data)
+            files.fsync(descriptor)
+        finally:
+            files.close(descriptor)
+        files.rename(temporary, path)
+    except OSError:
+        # A full disk must not be left any fuller.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     files.fsync_directory(path.parent)

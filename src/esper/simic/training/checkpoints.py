@@ -1,8 +1,7 @@
 """Checkpoints: a crash leaves the old one or the new one, and reading one trusts nobody."""
 
 import io
-import os
-import pickle
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +11,20 @@ import torch
 from esper.leyline.errors import RunFailedError, UnreadableFileError
 from esper.nissa.files import FileSystem, write_atomically
 
-__all__ = ["CHECKPOINT_VERSION", "CheckpointStore", "SavedCheckpoint", "read_checkpoint"]
+__all__ = [
+    "CHECKPOINT_VERSION",
+    "CheckpointStore",
+    "SavedCheckpoint",
+    "encode_checkpoint",
+    "read_checkpoint",
+    "read_tensors",
+]
 
 CHECKPOINT_VERSION: Final = 1
 NUM_KEPT: Final = 3
 BEST_FILE: Final = "best.pt"
+_PREFIX: Final = "round-"
+_REDONE_PREFIX: Final = "redone-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,44 +44,98 @@ class CheckpointStore:
     """Where the last checkpoint is written once more."""
     files: FileSystem = field(default_factory=FileSystem)
 
-    def save(
-        self, state: dict[str, Any], rounds_completed: int, *, is_best: bool
-    ) -> SavedCheckpoint:
+    def save(self, data: bytes, rounds_completed: int, *, is_best: bool) -> SavedCheckpoint:
         """Write a checkpoint and remove those that are no longer kept."""
-        buffer = io.BytesIO()
-        torch.save({"version": CHECKPOINT_VERSION, **state}, buffer)
-        data = buffer.getvalue()
-        path = self.directory / f"round-{rounds_completed:06d}.pt"
-        copies = [self.directory / BEST_FILE] if is_best else []
-        copies += [] if self.copy_to is None else [self.copy_to]
-        try:
-            for target in (path, *copies):
-                write_atomically(self.files, target, data)
-            self._remove_old()
-        except OSError as error:
-            raise RunFailedError(
-                f"{error.filename or path}: the checkpoint could not be written: {error.strerror}; "
-                "the one before it is intact"
-            ) from error
+        path = self._path_of(rounds_completed)
+        self._write(path, data)
+        if is_best:
+            self.save_best(data)
+        if self.copy_to is not None:
+            self._write(self.copy_to, data)
+        for old in self._rounds()[:-NUM_KEPT]:
+            old.unlink(missing_ok=True)
         return SavedCheckpoint(path=path, num_bytes=len(data))
+
+    def save_best(self, data: bytes) -> None:
+        """Write the checkpoint of the best round so far."""
+        self._write(self.directory / BEST_FILE, data)
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint, or None."""
-        return max(self.directory.glob("round-*.pt"), default=None)
+        return max(self._rounds(), default=None)
 
-    def _remove_old(self) -> None:
-        for path in sorted(self.directory.glob("round-*.pt"))[:-NUM_KEPT]:
-            os.unlink(path)
+    def adopt(self, path: Path, rounds_completed: int) -> None:
+        """Make sure that a checkpoint, maybe a copy, is among the last of this run."""
+        target = self._path_of(rounds_completed)
+        if not target.exists():
+            write_atomically(self.files, target, path.read_bytes())
+
+    def set_aside(self, rounds_completed: int) -> list[Path]:
+        """Rename the checkpoints of later rounds, which will be made again; return their names."""
+        later = [path for path in self._rounds() if path > self._path_of(rounds_completed)]
+        for path in later:
+            self.files.rename(path, _redone(path))
+        return later
+
+    def put_back(self, paths: list[Path]) -> None:
+        """Undo `set_aside`."""
+        for path in paths:
+            self.files.rename(_redone(path), path)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        try:
+            write_atomically(self.files, path, data)
+        except OSError as error:
+            raise RunFailedError(
+                f"{path}: the checkpoint could not be written: {error.strerror}; "
+                "the one before it is intact"
+            ) from error
+
+    def _rounds(self) -> list[Path]:
+        return sorted(self.directory.glob(f"{_PREFIX}*.pt"))
+
+    def _path_of(self, rounds_completed: int) -> Path:
+        return self.directory / f"{_PREFIX}{rounds_completed:06d}.pt"
+
+
+def _redone(path: Path) -> Path:
+    return path.with_name(_REDONE_PREFIX + path.name.removeprefix(_PREFIX))
+
+
+def encode_checkpoint(contents: dict[str, Any]) -> bytes:
+    """Return a checkpoint's bytes; what it holds may change afterwards."""
+    buffer = io.BytesIO()
+    torch.save({"version": CHECKPOINT_VERSION, **contents}, buffer)
+    return buffer.getvalue()
+
+
+def read_tensors(path: Path, what: str) -> object:
+    """Read a file that `torch.save` wrote; only tensors and primitives are ever loaded.
+
+    Args:
+        path: the file.
+        what: what it is supposed to be, for the message about one that is not.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnreadableFileError(path, f"cannot read the {what}: {error.strerror}") from None
+    try:
+        # torch itself looks at no checksum, and would take a flipped bit for a weight.
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            damaged = archive.testzip()
+        state: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    # There is no telling what is raised about bytes that somebody else wrote.
+    except Exception:
+        raise UnreadableFileError(path, f"not a {what} of Esper, or damaged") from None
+    if damaged is not None:
+        raise UnreadableFileError(path, f"not a {what} of Esper, or damaged: {damaged}")
+    return state
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; only tensors and primitives are ever loaded."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UnreadableFileError(path, f"cannot read the checkpoint: {error.strerror}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError):
-        raise UnreadableFileError(path, "not a checkpoint of Esper, or damaged") from None
+    """Read a checkpoint, trusting nobody."""
+    state = read_tensors(path, "checkpoint")
     if not isinstance(state, dict) or "version" not in state:
         raise UnreadableFileError(path, "not a checkpoint of Esper")
     if state["version"] != CHECKPOINT_VERSION:

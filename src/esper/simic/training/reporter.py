@@ -86,6 +86,12 @@ class Reporter:
     val_samples: int = 0
     env_steps: int = 0
 
+    def __post_init__(self) -> None:
+        """Go on with an escalation that a checkpoint brought along."""
+        self.escalation = handle_telemetry_escalation(
+            self.hub, self.escalation, has_anomaly=False, config=self.config
+        )
+
     async def timed(self, phase: str, work: Awaitable[T]) -> T:
         """Await a phase of a step and measure it."""
         with self.profiler.phase(phase):

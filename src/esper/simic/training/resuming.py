@@ -8,13 +8,22 @@ import msgspec
 from esper.leyline.config import Job, TrainingConfig
 from esper.leyline.errors import ConfigError, UnreadableFileError, UsageError
 from esper.leyline.jobs import Layer, merge_job
+from esper.leyline.payloads import CheckpointLoaded
+from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.nissa.journal import cut_back
 from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY, read_manifest
 from esper.runtime.tasks import all_tasks
 from esper.simic.training.checkpoints import CheckpointStore, read_checkpoint
-from esper.simic.training.keeper import LoadedRun
-from esper.simic.training.run_state import RunState
+from esper.simic.training.keeper import CheckpointHeader, LoadedRun
 
-__all__ = ["check_resumable", "find_latest", "load_run", "resolve_job"]
+__all__ = [
+    "check_resumable",
+    "find_latest",
+    "load_run",
+    "reopen_run",
+    "resolve_job",
+    "run_directory_of",
+]
 
 
 def resolve_job(layers: Sequence[tuple[str, Layer]]) -> tuple[Job, LoadedRun | None]:
@@ -61,17 +70,21 @@ def load_run(path: Path) -> LoadedRun:
     """Read the checkpoint that a run goes on from."""
     stored = read_checkpoint(path)
     try:
-        return LoadedRun(
-            path=path,
-            job=msgspec.convert(stored["job"], Job),
-            state=msgspec.convert(stored["state"], RunState),
-            controller=stored if "agent" in stored else None,
-            log_seq=stored["log_seq"],
-            is_best=stored["is_best"],
-            num_bytes=path.stat().st_size,
-        )
-    except (KeyError, msgspec.ValidationError) as error:
+        header = msgspec.convert(stored.pop("header", None), CheckpointHeader)
+    except msgspec.ValidationError as error:
         raise UnreadableFileError(path, f"not a checkpoint of a run: {error}") from None
+    if header.schema_version != SCHEMA_VERSION:
+        raise UnreadableFileError(
+            path,
+            f"belongs to a log of schema version {header.schema_version}, this Esper writes "
+            f"{SCHEMA_VERSION}",
+        )
+    return LoadedRun(
+        path=path,
+        header=header,
+        controller=stored if "agent" in stored else None,
+        num_bytes=path.stat().st_size,
+    )
 
 
 def check_resumable(stored: TrainingConfig, asked: TrainingConfig) -> None:
@@ -94,3 +107,46 @@ def _differences(
             yield from _differences(before, after, f"{path}{name}.")
         elif before != after:
             yield f"{path}{name}", before, after
+
+
+def run_directory_of(loaded: LoadedRun, telemetry_dir: Path) -> Path:
+    """Return the directory of a checkpoint's run, which a copy of the checkpoint may be far from.
+
+    It is where the checkpoint lies, or bears the run's id under `telemetry_dir`.
+    """
+    run_id = loaded.header.run_id
+    for run_dir in (loaded.path.absolute().parent.parent, *telemetry_dir.glob(f"*_{run_id}")):
+        try:
+            manifest = read_manifest(run_dir)
+        except UnreadableFileError:
+            continue
+        if manifest.run_id == run_id:
+            return run_dir
+    raise UsageError(
+        f"{loaded.path}: the directory of its run {run_id} is neither around it nor in "
+        f"{telemetry_dir}; give --telemetry-dir where the run was written"
+    )
+
+
+def reopen_run(loaded: LoadedRun, telemetry_dir: Path) -> tuple[Path, CheckpointLoaded]:
+    """Take a run's directory back to a checkpoint; return it and what there is to tell.
+
+    Later checkpoints are set aside before the log is cut: a crash in between leaves this one as
+    the latest, and its log is whole. If the log cannot be cut, nothing has changed.
+    """
+    header = loaded.header
+    run_dir = run_directory_of(loaded, telemetry_dir)
+    store = CheckpointStore(run_dir / CHECKPOINTS_DIRECTORY)
+    store.adopt(loaded.path, header.state.rounds_completed)
+    later = store.set_aside(header.state.rounds_completed)
+    try:
+        num_events_redone = cut_back(run_dir, header.log_seq)
+    except BaseException:
+        store.put_back(later)
+        raise
+    return run_dir, CheckpointLoaded(
+        rounds_completed=header.state.rounds_completed,
+        log_seq=header.log_seq,
+        num_events_redone=num_events_redone,
+        path=loaded.path.name,
+    )

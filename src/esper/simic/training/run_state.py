@@ -1,19 +1,30 @@
 """What a run remembers from round to round, beside the policy; part of every checkpoint."""
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from esper.leyline.reports import BatchSummary
+from esper.leyline.messages import StepEvidence
+from esper.leyline.reports import BatchSummary, EpisodeStatus
 from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.anomaly import AnomalyState
 from esper.simic.telemetry.scoreboard import Scoreboard
 
-__all__ = ["RunState"]
+__all__ = ["BestEnv", "RunState", "best_env_of"]
 
 ROLLING_ROUNDS: Final = 10
+
+
+class BestEnv(msgspec.Struct, frozen=True, kw_only=True):
+    """The env whose network was measured to be the best, and what it is ranked by."""
+
+    round: int
+    env_id: int
+    score: float
+    """Accuracy in percent or, for language models, the negative loss; more is better."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +39,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Highest round mean so far."""
     best_loss: float | None = None
     """Lowest round mean of the final losses so far."""
+    best_env: BestEnv | None = None
+    """Whose network is kept as the run's grown network."""
     final_accuracy_pct: float | None = None
     anomalies: AnomalyState = AnomalyState()
     scoreboard: Scoreboard = Scoreboard()
@@ -68,9 +81,29 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.recent_accuracies_pct, *added)[-ROLLING_ROUNDS:]
 
 
+def best_env_of(evidence: StepEvidence, *, by_loss: bool) -> BestEnv | None:
+    """Return the best of the envs that are whole; the first of equals."""
+    scores = {
+        env.env_id: -env.signals.val_loss if by_loss else env.signals.val_accuracy_pct
+        for env in evidence.envs
+        if env is not None and env.panic is None
+    }
+    finite = {env_id: score for env_id, score in scores.items() if math.isfinite(score)}
+    if not finite:
+        return None
+    env_id = max(finite, key=lambda item: finite[item])
+    return BestEnv(round=evidence.round, env_id=env_id, score=finite[env_id])
+
+
 def _mean_loss(summary: BatchSummary) -> float | None:
-    losses = [record.final_loss for record in summary.episodes if record.final_loss is not None]
-    return statistics.fmean(losses) if losses else None
+    """Return the mean final loss of the envs that reached their last step, if it is finite."""
+    losses = [
+        record.final_loss
+        for record in summary.episodes
+        if record.final_loss is not None and record.status is not EpisodeStatus.FAILED
+    ]
+    mean = statistics.fmean(losses) if losses else None
+    return mean if mean is not None and math.isfinite(mean) else None
 
 
 def _best(

@@ -14,7 +14,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import anyio
 import msgspec
 import torch
 from torch import amp as torch_amp
@@ -29,17 +28,17 @@ from esper.leyline.config import (
     RunOptions,
     TelemetryConfig,
 )
+from esper.leyline.errors import UsageError
 from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
-from esper.leyline.payloads import TrainingStarted
+from esper.leyline.payloads import CheckpointLoaded, TrainingStarted
 from esper.leyline.reports import BatchSummary
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.leyline.tasks import TaskKind, TaskSpec
 from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.nissa.hub import TelemetryHub, get_hub
-from esper.nissa.journal import cut_back
+from esper.nissa.hub import TelemetryHub, get_hub, use_hub
 from esper.nissa.run_directory import (
     CHECKPOINTS_DIRECTORY,
     build_manifest,
@@ -65,7 +64,9 @@ from esper.simic.training.checkpoints import CheckpointStore
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.grown import GrownHeader, GrownWriter
 from esper.simic.training.keeper import Keeper, LoadedRun
+from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import (
     compile_mode_for,
     machine_kind,
@@ -73,10 +74,11 @@ from esper.simic.training.machine import (
     one_thread_per_worker,
     warm_up_math,
 )
+from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
-from esper.simic.training.resuming import resolve_job
+from esper.simic.training.resuming import check_resumable, reopen_run, resolve_job
 from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.vectorized_trainer import ControlThread, VectorizedPPOTrainer
@@ -97,13 +99,25 @@ from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import Watchdog, supervise
 
-__all__ = ["TrainingResult", "run_job", "train_ppo_vectorized"]
+__all__ = [
+    "GROWN_FILE",
+    "Plan",
+    "TrainingResult",
+    "build_control",
+    "build_engine",
+    "grown_header",
+    "plan_job",
+    "run_job",
+    "train_ppo_vectorized",
+]
 
 Companion: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
 """Something that runs beside a run and is ended with it: a server, a console."""
 
 VALIDATION_BATCH: Final = 256
 CLOSE_TIMEOUT_S: Final = 5.0
+GROWN_FILE: Final = "grown.pt"
+"""The best network of a run, in its directory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,8 +134,8 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
-    """A job with everything that is decided before its run directory exists."""
+class Plan:
+    """A job with everything that is decided before anything is created."""
 
     job: Job
     task: TaskSpec
@@ -131,6 +145,8 @@ class _Plan:
     dataset: TensorDataset
     train_batches: SharedBatchIterator
     val_batches: SharedBatchIterator
+    test_batches: Callable[[], SharedBatchIterator]
+    """Makes what only an evaluation walks."""
     rules: ActionRules
     controller: Controller
     resumed: LoadedRun | None
@@ -140,7 +156,7 @@ class _Plan:
 def run_job(
     job: Job,
     *,
-    command: str = "ppo",
+    command: str | None = None,
     resumed: LoadedRun | None = None,
     companions: Sequence[Companion] = (),
     shutdown_event: threading.Event | None = None,
@@ -150,7 +166,8 @@ def run_job(
 
     Args:
         job: what to run, and how.
-        command: who decides: ppo, heuristic, random, wait or periodic.
+        command: who decides: ppo, heuristic, random, wait or periodic; None lets the resumed run's
+            controller decide, else ppo.
         resumed: the checkpoint to go on from.
         companions: what runs beside it.
         shutdown_event: set it to stop the run at the next cancellation point.
@@ -158,8 +175,8 @@ def run_job(
     """
     with one_thread_per_worker():
         warm_up_math()
-        plan = _plan(job, command, resumed, StopFlag(shutdown_event))
-        run_dir = _open_run_directory(plan)
+        plan = plan_job(job, _command(command, job, resumed), resumed, StopFlag(shutdown_event))
+        run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
             run_id=read_manifest(run_dir).run_id,
@@ -169,7 +186,9 @@ def run_job(
             fsync_interval_s=job.run.fsync_interval_ms / 1000,
         )
         with hub:
-            state = _run_on_a_loop(partial(_run, plan, hub, companions, ready_event))
+            if loaded is not None:
+                hub.emit(loaded)
+            state = run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
     learner = plan.controller if isinstance(plan.controller, PolicyController) else None
     return TrainingResult(
         agent=None if learner is None else learner.agent,
@@ -270,11 +289,26 @@ def _layer_of(given: Mapping[str, object]) -> Layer:
     }
 
 
-def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> _Plan:
-    """Decide everything that can go wrong before anything is created."""
+def _command(asked: str | None, job: Job, resumed: LoadedRun | None) -> str:
+    """Return who decides; a resumed run may not become another one."""
+    if resumed is None:
+        return asked or "ppo"
+    check_resumable(resumed.job.training, job.training)
+    if asked not in (None, resumed.command):
+        raise UsageError(
+            f"--resume: the run was of {resumed.command!r} and {asked!r} was asked for; "
+            "another controller is another run"
+        )
+    return resumed.command
+
+
+def plan_job(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> Plan:
+    """Decide everything that can go wrong before anything is created.
+
+    A resumed run lends its controller, be it to go on or to be evaluated.
+    """
     config = job.training
-    registered = registered_task(config.task)
-    task = registered.spec
+    task = registered_task(config.task).spec
     device = resolve_device(config.device)
     env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
     rules = ActionRules(
@@ -289,6 +323,7 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
         data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
         check_cancelled=stop.checkpoint,
     )
+    stop.checkpoint()
     dataset = load_dataset(config.task, request)
     batch_size = batch_size_for(task, config, len(dataset.train))
     iterator = partial(
@@ -301,7 +336,7 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
         transfer=transfer_to,
         check_cancelled=stop.checkpoint,
     )
-    return _Plan(
+    return Plan(
         job=job,
         task=task,
         command=command,
@@ -315,6 +350,7 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
             augment=is_augmented(dataset, config),
         ),
         val_batches=iterator(batch_size_per_env=VALIDATION_BATCH, part=Part.VAL),
+        test_batches=partial(iterator, batch_size_per_env=VALIDATION_BATCH, part=Part.TEST),
         rules=rules,
         controller=controller,
         resumed=resumed,
@@ -366,12 +402,11 @@ def _build_agent(job: Job, device: torch.device, resumed: LoadedRun | None) -> P
     )
 
 
-def _open_run_directory(plan: _Plan) -> Path:
-    """Create the run's directory, or cut a resumed run's log back to its checkpoint."""
+def _open_run_directory(plan: Plan) -> tuple[Path, CheckpointLoaded | None]:
+    """Create the run's directory, or take a resumed run's back to its checkpoint."""
+    telemetry_dir = Path(plan.job.run.telemetry_dir)
     if plan.resumed is not None:
-        run_dir = plan.resumed.path.parent.parent
-        cut_back(run_dir, plan.resumed.log_seq)
-        return run_dir
+        return reopen_run(plan.resumed, telemetry_dir)
     manifest = build_manifest(
         plan.job,
         command=plan.command,
@@ -380,39 +415,33 @@ def _open_run_directory(plan: _Plan) -> Path:
         ),
         data_source=plan.dataset.origin.value,
     )
-    return create_run_directory(Path(plan.job.run.telemetry_dir), manifest)
-
-
-def _run_on_a_loop(main: Callable[[], Coroutine[Any, Any, RunState]]) -> RunState:
-    """Run a coroutine function to its end; beside a loop that is already running, on a thread."""
-    try:
-        anyio.get_current_task()
-    except (RuntimeError, anyio.NoEventLoopError):
-        return anyio.run(main)
-    thread = Lane("esper-loop")
-    return thread.submit(anyio.run, main).result()
+    return create_run_directory(telemetry_dir, manifest), None
 
 
 async def _run(
-    plan: _Plan,
+    plan: Plan,
     hub: TelemetryHub,
     companions: Sequence[Companion],
     ready_event: threading.Event | None,
 ) -> RunState:
-    config, run = plan.job.training, plan.job.run
+    # Set here, as a loop on a thread of its own knows nothing of the caller's hub.
+    with use_hub(hub):
+        return await _run_trainer(plan, hub, companions, ready_event)
+
+
+async def _run_trainer(
+    plan: Plan,
+    hub: TelemetryHub,
+    companions: Sequence[Companion],
+    ready_event: threading.Event | None,
+) -> RunState:
     lane = Lane("control")
-    engine = LaneEngine(
-        num_envs=config.n_envs,
-        num_lanes=num_lanes_for(run.lanes, config.n_envs),
-        work=_build_work(plan),
-        batches=partial(_train_pass, plan.train_batches),
-        stop=plan.stop,
-    )
+    engine = build_engine(plan)
     trainer = _build_trainer(plan, hub, engine, lane)
     watchdog = Watchdog(
         lanes=partial(_threads_of, engine, lane),
         env_ids_of=engine.env_ids_of,
-        deadline_s=run.lane_deadline_s,
+        deadline_s=plan.job.run.lane_deadline_s,
         stop=plan.stop,
         report=hub.emit,
     )
@@ -430,7 +459,19 @@ async def _run(
         lane.close(CLOSE_TIMEOUT_S)
 
 
-def _build_work(plan: _Plan) -> TrainingWork:
+def build_engine(plan: Plan) -> LaneEngine[ParallelEnvState, Batch]:
+    """Start the lanes that a plan's envs live on."""
+    config = plan.job.training
+    return LaneEngine(
+        num_envs=config.n_envs,
+        num_lanes=num_lanes_for(plan.job.run.lanes, config.n_envs),
+        work=_build_work(plan),
+        batches=partial(_train_pass, plan.train_batches),
+        stop=plan.stop,
+    )
+
+
+def _build_work(plan: Plan) -> TrainingWork:
     config = plan.job.training
     context = EnvFactoryContext(
         config=config,
@@ -451,16 +492,14 @@ def _build_work(plan: _Plan) -> TrainingWork:
         action_rules=plan.rules,
         masker=ActionMasker(plan.rules),
         validation=partial(plan.val_batches.batches, round=0, step=0),
+        testing=partial(_test_pass, plan),
     )
 
 
-def _build_trainer(
-    plan: _Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
-) -> VectorizedPPOTrainer:
-    config, run, resumed = plan.job.training, plan.job.run, plan.resumed
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
-    state = RunState() if resumed is None else resumed.state
-    control = Control(
+def build_control(plan: Plan) -> Control:
+    """Build what stands between a plan's envs and its controller."""
+    config = plan.job.training
+    return Control(
         controller=plan.controller,
         scheme=scheme_of(config, plan.task),
         rules=plan.rules,
@@ -472,13 +511,21 @@ def _build_trainer(
         success_accuracy_pct=plan.task.success_accuracy_pct,
         check_cancelled=plan.stop.checkpoint,
     )
+
+
+def _build_trainer(
+    plan: Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
+) -> VectorizedPPOTrainer:
+    config, run, resumed = plan.job.training, plan.job.run, plan.resumed
+    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    state = RunState() if resumed is None else resumed.state
     store = CheckpointStore(
         hub.run_dir / CHECKPOINTS_DIRECTORY,
         copy_to=None if run.save_path is None else Path(run.save_path),
     )
     return VectorizedPPOTrainer(
         engine=engine,
-        control=ControlThread(control, lane),
+        control=ControlThread(build_control(plan), lane),
         schedule=Schedule(config.n_episodes, config.max_epochs, state.rounds_completed),
         reporter=Reporter(
             hub=get_hub(),
@@ -494,11 +541,14 @@ def _build_trainer(
         keeper=Keeper(
             store=store,
             job=plan.job,
+            run_id=hub.run_id,
+            command=plan.command,
             hub=get_hub(),
             controller=learner,
             every=run.checkpoint_every,
             is_judged_by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL,
             resumed=resumed,
+            grown=GrownWriter(hub.run_dir / GROWN_FILE, grown_header(plan)),
         ),
         probes=RunProbes(
             learner=learner,
@@ -516,11 +566,29 @@ def _train_pass(
     return batches.batches(round=round_index, step=step)
 
 
+def _test_pass(plan: Plan) -> Iterator[Sequence[Batch]]:
+    return plan.test_batches().batches(round=0, step=0)
+
+
+def grown_header(plan: Plan) -> GrownHeader:
+    """Return what has to be known of the networks that a plan grows."""
+    config, scale = plan.job.training, plan.dataset.pixel_scale
+    is_custom = registered_task(config.task).build_host is not None
+    return GrownHeader(
+        task=config.task,
+        host=None if is_custom else plan.task.host,
+        slots=config.slots,
+        lifecycle=config.lifecycle,
+        pixel_mean=None if scale is None else scale.mean,
+        pixel_std=None if scale is None else scale.std,
+    )
+
+
 def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
     return (*engine.lanes, lane)
 
 
-def _amp_dtype(plan: _Plan) -> torch.dtype | None:
+def _amp_dtype(plan: Plan) -> torch.dtype | None:
     """Return the precision that hosts run in under autocast, or None for full precision."""
     config = plan.job.training
     if not config.amp or config.amp_dtype is AmpDtype.OFF:
@@ -536,7 +604,7 @@ def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextMan
     return nullcontext() if dtype is None else torch_amp.autocast(device_type, dtype=dtype)
 
 
-def started_event(plan: _Plan) -> TrainingStarted:
+def started_event(plan: Plan) -> TrainingStarted:
     """Return what a run says of itself when it begins."""
     config, run = plan.job.training, plan.job.run
     learner = plan.controller if isinstance(plan.controller, PolicyController) else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from esper.leyline.errors import (
@@ -31,7 +32,7 @@ from esper.simic.telemetry.anomaly import RULES, detect_anomalies, note_skipped_
 from esper.simic.training.control import Control, RoundResult
 from esper.simic.training.keeper import Keeper
 from esper.simic.training.reporter import Reporter, RoundFigures
-from esper.simic.training.run_state import RunState
+from esper.simic.training.run_state import BestEnv, RunState, best_env_of
 from esper.simic.training.schedule import Schedule
 from esper.tolaria.engine import Engine
 from esper.tolaria.fences import MemoryStats
@@ -107,7 +108,7 @@ class VectorizedPPOTrainer:
                 await self.begin_round(round_index)
                 for step in self.schedule.steps():
                     await self.timed("train", self.engine.train_pass(step))
-                    evidence = await self.timed("validate", self.engine.validate_pass(step))
+                    evidence = await self.timed("validate", self.validate(step))
                     decision = await self.timed("decide", self.control.decide(evidence))
                     outcome = await self.timed("apply", self.engine.apply(decision))
                     recording = self.control.record(evidence, decision, outcome)
@@ -127,11 +128,13 @@ class VectorizedPPOTrainer:
 
     async def begin(self, started: TrainingStarted) -> None:
         """Tell what is about to happen, and make sure that there is a checkpoint to go back to."""
-        if self.schedule.first_round == 0:
+        if self.keeper.resumed is None:
             await self.reporter.tell(started)
             await self.save(is_best=False)
-        else:
-            await self.reporter.tell(self.keeper.announce_again())
+            return
+        announcement = self.keeper.announce_again()
+        if announcement is not None:
+            await self.reporter.tell(announcement)
 
     async def begin_round(self, round_index: int) -> None:
         """Build the round's envs and open its books."""
@@ -139,6 +142,25 @@ class VectorizedPPOTrainer:
         await self.control.begin_round(round_index)
         failures = await self.engine.build_round(round_index)
         self._pending_failures = failures
+
+    async def validate(self, step: int) -> StepEvidence:
+        """Validate all envs; in the last step, keep the network that is the run's best so far.
+
+        It is kept as it was measured, before the step's decision.
+        """
+        evidence = await self.engine.validate_pass(step)
+        if step == self.schedule.num_steps - 1:
+            best = best_env_of(evidence, by_loss=self.keeper.is_judged_by_loss)
+            known = self.state.best_env
+            if best is not None and (known is None or best.score > known.score):
+                await self._keep_grown(best)
+        return evidence
+
+    async def _keep_grown(self, best: BestEnv) -> None:
+        network = await self.engine.snapshot(best.env_id)
+        if network is not None:
+            await self.control.lane.run(self.keeper.grown.save, network)
+            self.state = msgspec.structs.replace(self.state, best_env=best)
 
     async def publish(
         self,
@@ -180,19 +202,25 @@ class VectorizedPPOTrainer:
         )
         await self.reporter.round(result, figures)
         is_best = self.state.is_best(summary, by_loss=self.keeper.is_judged_by_loss)
-        self.state = self.state.after_round(summary)
+        self.state = msgspec.structs.replace(
+            self.state.after_round(summary), escalation=self.reporter.escalation
+        )
         if self.keeper.is_due(self.state.rounds_completed, self.schedule.num_rounds):
             await self.save(is_best=is_best)
+        else:
+            await self.control.lane.run(self.keeper.hold, self.state, is_best=is_best)
         self._halt_if_numbers_fail()
 
     async def save(self, *, is_best: bool) -> None:
         """Bring the log and a checkpoint to the disk, in this order, and tell it."""
-        state = msgspec.structs.replace(self.state, escalation=self.reporter.escalation)
-        saved = await self.control.lane.run(self.keeper.save, state, is_best=is_best)
+        saved = await self.control.lane.run(self.keeper.save, self.state, is_best=is_best)
         await self.reporter.tell(saved)
 
     async def end(self, status: str, reason: str | None, began_s: float) -> None:
-        """Tell how the run ended, even if it was cancelled; a lost log has nobody to tell."""
+        """Keep the last finished round and tell how the run ended, even if it was cancelled.
+
+        The reason it ended counts: a disk that is full, or a log that is lost, adds nothing to it.
+        """
         finished = RunFinished(
             status=status,
             reason=reason,
@@ -202,6 +230,8 @@ class VectorizedPPOTrainer:
             final_accuracy_pct=self.state.final_accuracy_pct,
             duration_s=time.monotonic() - began_s,
         )
+        with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
+            await anyio.to_thread.run_sync(self.keeper.save_held)
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
             await self.reporter.tell(finished)
 
