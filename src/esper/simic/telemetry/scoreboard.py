@@ -71,8 +71,8 @@ class Scoreboard(msgspec.Struct, frozen=True, kw_only=True):
                         params_added += payload.num_params
         return Scoreboard(blueprints=blueprints, params_added=params_added)
 
-    def event(self) -> ScoreboardUpdated:
-        """Return the standing as an event."""
+    def event(self, *, num_hosts: int) -> ScoreboardUpdated:
+        """Return the standing as an event; costs are shared by all hosts there were so far."""
         return ScoreboardUpdated(
             blueprints=tuple(
                 BlueprintScore(
@@ -89,11 +89,13 @@ class Scoreboard(msgspec.Struct, frozen=True, kw_only=True):
                 for name, tally in sorted(self.blueprints.items())
             ),
             params_added=self.params_added,
-            compute_cost=1.0
-            + sum(
-                (COMPUTE_MULTIPLIERS[Blueprint[name.upper()]] - 1.0) * tally.num_fossilized
-                for name, tally in sorted(self.blueprints.items())
-            ),
+            compute_cost=1.0 + self._added_cost() / num_hosts,
+        )
+
+    def _added_cost(self) -> float:
+        return sum(
+            (COMPUTE_MULTIPLIERS[Blueprint[name.upper()]] - 1.0) * tally.num_fossilized
+            for name, tally in sorted(self.blueprints.items())
         )
 
 

@@ -1,12 +1,13 @@
 """What a run remembers from round to round, beside the policy; part of every checkpoint."""
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from esper.leyline.reports import BatchSummary
+from esper.leyline.reports import BatchSummary, EpisodeStatus
 from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.anomaly import AnomalyState
 from esper.simic.telemetry.scoreboard import Scoreboard
@@ -69,8 +70,14 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _mean_loss(summary: BatchSummary) -> float | None:
-    losses = [record.final_loss for record in summary.episodes if record.final_loss is not None]
-    return statistics.fmean(losses) if losses else None
+    """Return the mean final loss of the envs that reached their last step, if it is finite."""
+    losses = [
+        record.final_loss
+        for record in summary.episodes
+        if record.final_loss is not None and record.status is not EpisodeStatus.FAILED
+    ]
+    mean = statistics.fmean(losses) if losses else None
+    return mean if mean is not None and math.isfinite(mean) else None
 
 
 def _best(

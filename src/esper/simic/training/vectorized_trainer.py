@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -26,8 +26,14 @@ from esper.leyline.payloads import (
     TrainingStarted,
 )
 from esper.leyline.reports import BatchSummary, EpisodeStatus
+from esper.leyline.telemetry import EventType
 from esper.simic.agent.ppo_metrics import ppo_update_event
-from esper.simic.telemetry.anomaly import RULES, detect_anomalies, note_skipped_update
+from esper.simic.telemetry.anomaly import (
+    RULES,
+    detect_anomalies,
+    note_idle_update,
+    note_skipped_update,
+)
 from esper.simic.training.control import Control, RoundResult
 from esper.simic.training.keeper import Keeper
 from esper.simic.training.reporter import Reporter, RoundFigures
@@ -96,7 +102,8 @@ class VectorizedPPOTrainer:
     probes: Probes
     state: RunState
     _round_started_s: float = 0.0
-    _pending_failures: tuple[EnvFailure, ...] = ()
+    _unbuilt: tuple[EnvFailure, ...] = ()
+    """Envs of the round that could not be built and were not told yet."""
 
     async def run(self, started: TrainingStarted) -> RunState:
         """Train from the first round to be done to the last."""
@@ -127,18 +134,17 @@ class VectorizedPPOTrainer:
 
     async def begin(self, started: TrainingStarted) -> None:
         """Tell what is about to happen, and make sure that there is a checkpoint to go back to."""
-        if self.schedule.first_round == 0:
+        if self.keeper.resumed is None:
             await self.reporter.tell(started)
             await self.save(is_best=False)
         else:
             await self.reporter.tell(self.keeper.announce_again())
 
     async def begin_round(self, round_index: int) -> None:
-        """Build the round's envs and open its books."""
+        """Open the round's books and build its envs; those that cannot be built are told later."""
         self._round_started_s = time.monotonic()
         await self.control.begin_round(round_index)
-        failures = await self.engine.build_round(round_index)
-        self._pending_failures = failures
+        self._unbuilt = await self.engine.build_round(round_index)
 
     async def publish(
         self,
@@ -147,36 +153,38 @@ class VectorizedPPOTrainer:
         outcome: StepOutcome,
         record: StepRecord,
     ) -> None:
-        """Tell a step; envs that broke in it are told first."""
-        control = self.control.control
-        failures = (*self._pending_failures, *evidence.failures, *outcome.failures)
-        self._pending_failures = ()
-        if failures:
-            await self.reporter.failures(evidence.round, failures, control.episodes)
+        """Tell a step; a run without envs ends here."""
+        failures = (*self._unbuilt, *evidence.failures)
+        self._unbuilt = ()
         await self.reporter.step(
-            evidence,
+            msgspec.structs.replace(evidence, failures=failures),
             decision,
             outcome,
             record,
-            penalties=control.penalties,
-            episodes=control.episodes if evidence.step == self.schedule.num_steps - 1 else {},
-            observation_stats=self.probes.observation_stats,
+            await self._ask(EventType.OBSERVATION_STATS, self.probes.observation_stats),
         )
         self._note_seeds(outcome)
+        if all(env is None for env in outcome.envs):
+            raise RunFailedError(
+                f"round {outcome.round}, step {outcome.step}: every env has failed; "
+                "the ENV_FAILED events say why, and the last checkpoint is intact"
+            )
 
     async def finish_round(self, round_index: int, result: RoundResult) -> None:
         """Sum the round up, tell it, and save a checkpoint where one is due."""
         update = self._update_event(result)
         alarms = self._judge(result, update)
+        self.reporter.escalate(has_anomaly=bool(alarms))
         summary = self._summary(round_index, result, update)
+        layers = await self._ask(EventType.LAYER_GRADIENTS_COLLECTED, self.probes.layer_gradients)
         figures = RoundFigures(
             summary=summary,
             update=update,
             alarms=alarms,
-            collect_layers=self.probes.layer_gradients,
+            layers=layers or (),
             state_before=self.state,
             progress=self.schedule.progress_after(round_index),
-            memory=self.probes.memory(),
+            memory=await self.control.lane.run(self.probes.memory),
         )
         await self.reporter.round(result, figures)
         is_best = self.state.is_best(summary, by_loss=self.keeper.is_judged_by_loss)
@@ -205,6 +213,12 @@ class VectorizedPPOTrainer:
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
             await self.reporter.tell(finished)
 
+    async def _ask(self, event_type: EventType, probe: Callable[[], T]) -> T | None:
+        """Take a closer look, on the control thread, if anybody wants to hear of it."""
+        if not self.reporter.hub.wants(event_type):
+            return None
+        return await self.control.lane.run(probe)
+
     def _update_event(self, result: RoundResult) -> PPOUpdateCompleted | None:
         metrics = result.metrics
         if metrics is None or not metrics.has_learned:
@@ -213,14 +227,17 @@ class VectorizedPPOTrainer:
 
     def _judge(self, result: RoundResult, update: PPOUpdateCompleted | None) -> tuple[Payload, ...]:
         """Look for anomalies in the update, or in its absence."""
+        metrics, known = result.metrics, self.state.anomalies
+        alarms: tuple[Payload, ...]
+        if metrics is None:
+            return ()
         if update is not None:
-            unstable = self.probes.unstable(update)
-            anomalies, alarms = detect_anomalies(self.state.anomalies, update, unstable)
-        elif result.metrics is not None and result.metrics.num_finiteness_skips:
-            anomalies, alarm = note_skipped_update(self.state.anomalies, result.metrics.nonfinite)
+            anomalies, alarms = detect_anomalies(known, update, self.probes.unstable(update))
+        elif metrics.num_finiteness_skips:
+            anomalies, alarm = note_skipped_update(known, metrics.nonfinite)
             alarms = (alarm,)
         else:
-            return ()
+            anomalies, alarms = note_idle_update(known), ()
         self.state = msgspec.structs.replace(self.state, anomalies=anomalies)
         return alarms
 
