@@ -91,11 +91,12 @@ def test_the_ledger_mirrors_what_the_rollout_forfeits() -> None:
     play.step(deltas={1: 1.0})
     play.step(deltas={1: 1.0})
     play.step(panics={1})
+    play.step()
     play.step(deltas={1: 0.4})
     play.finish()
 
     batch = rows(play)
-    assert play.control.ledgers[1].rewards == pytest.approx([0.0, PENALTY, 2.0, 0.0, 0.0])
+    assert play.control.ledgers[1].rewards == pytest.approx([0.0, PENALTY, 0.0, 2.0, 0.0])
     (episode,) = [item for record in play.records for item in record.ended if item.env_id == 1]
     assert episode.total_reward == pytest.approx(float((batch.rewards + batch.penalties)[1].sum()))
     assert episode.num_rollbacks == 1

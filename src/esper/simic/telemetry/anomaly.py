@@ -171,10 +171,11 @@ def _entropy_alarms(
 ) -> Iterator[Payload]:
     for head in HEADS:
         streak = streaks.get(head, 0)
-        if streak >= rules.collapse_updates:
+        entropy = heads[head].entropy if head in heads else None
+        if streak >= rules.collapse_updates and entropy is not None:
             yield EntropyCollapseDetected(
                 head=head.value,
-                entropy=heads[head].entropy if head in heads else None,
+                entropy=entropy,
                 threshold=HEAD_SPECS[head].collapse_threshold,
                 consecutive_updates=streak,
             )

@@ -55,6 +55,8 @@ class EpisodeLedger:
     num_pruned: int = 0
     num_fossilized: int = 0
     num_rollbacks: int = 0
+    is_restored: bool = False
+    """The weights were put back since the last reward."""
     last_evidence: EnvEvidence | None = None
 
     def reward(self, evidence: EnvEvidence, outcome: EnvOutcome) -> RewardResult:
@@ -64,6 +66,7 @@ class EpisodeLedger:
         result = compute_reward(self._inputs(evidence, outcome), self.scheme)
         self.memory = result.memory
         self.pending_auto_prunes, self.pending_credit = outcome.num_auto_prunes, 0.0
+        self.is_restored = False
         self._note_scaffolds(evidence, outcome)
         self._count(outcome)
         self.rewards.append(result.total)
@@ -84,6 +87,7 @@ class EpisodeLedger:
             self.rewards[self.segment_start :] = [*[0.0] * (num_forfeited - 1), penalty]
         self.segment_start = len(self.rewards)
         self.num_rollbacks += 1
+        self.is_restored = True
         self.pending_auto_prunes += outcome.num_auto_prunes
         self.memory = memory_at(outcome.reports, self.scheme)
         self._count(outcome)
@@ -140,7 +144,8 @@ class EpisodeLedger:
             num_steps=self.num_steps,
             val_accuracy_pct=signals.val_accuracy_pct,
             val_loss=signals.val_loss,
-            loss_delta=signals.loss_delta,
+            # A loss that a rollback has undone is nothing to improve upon.
+            loss_delta=None if self.is_restored else signals.loss_delta,
             accuracy_since_start_pp=signals.val_accuracy_pct - start,
             stable_accuracy_pct=evidence.stable_accuracy_pct,
             committed_accuracy_pct=evidence.attribution.committed_accuracy_pct,

@@ -188,15 +188,16 @@ class VectorizedPPOTrainer:
         )
         await self.reporter.round(result, figures)
         is_best = self.state.is_best(summary, by_loss=self.keeper.is_judged_by_loss)
-        self.state = self.state.after_round(summary)
+        self.state = msgspec.structs.replace(
+            self.state.after_round(summary), escalation=self.reporter.escalation
+        )
         if self.keeper.is_due(self.state.rounds_completed, self.schedule.num_rounds):
             await self.save(is_best=is_best)
         self._halt_if_numbers_fail()
 
     async def save(self, *, is_best: bool) -> None:
         """Bring the log and a checkpoint to the disk, in this order, and tell it."""
-        state = msgspec.structs.replace(self.state, escalation=self.reporter.escalation)
-        saved = await self.control.lane.run(self.keeper.save, state, is_best=is_best)
+        saved = await self.control.lane.run(self.keeper.save, self.state, is_best=is_best)
         await self.reporter.tell(saved)
 
     async def end(self, status: str, reason: str | None, began_s: float) -> None:
