@@ -371,6 +371,21 @@ def test_learning_takes_the_finished_round_and_empties_the_rollout() -> None:
     assert play.control.learner.agent.buffer.num_rows == 0
 
 
+def test_the_scale_of_rewards_is_learned_from_what_was_paid_alone() -> None:
+    play = Play(make_control())
+    play.step(deltas={0: 1.0, 1: 2.0, 2: 3.0})
+    play.step(deltas={0: 1.0, 1: 2.0, 2: 3.0}, panics={2})
+    play.finish()
+    batch = rows(play)
+    paid = batch.rewards[batch.valid & ~batch.is_forfeited].double()
+
+    result = play.control.learn()
+
+    state = play.control.learner.reward_normalizer.state_dict()
+    assert int(state["count"]) == len(paid) == 3 * NUM_STEPS - 2
+    assert result.reward_std == pytest.approx(float(paid.std()))
+
+
 FATES = st.sampled_from(["act", "act", "act", "panic", "break before", "break in apply"])
 
 

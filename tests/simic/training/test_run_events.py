@@ -3,12 +3,14 @@
 import hashlib
 import itertools
 import math
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from tests.simic.training.small_runs import (
+    LENIENT,
     NUM_TRAIN,
     NUM_VAL,
     SmallRun,
@@ -20,6 +22,7 @@ from tests.simic.training.small_runs import (
 
 from esper.leyline.errors import RunFailedError
 from esper.leyline.messages import Phase
+from esper.leyline.rewards import RewardMode
 from esper.leyline.telemetry import (
     EVENT_SPECS,
     CountClass,
@@ -28,6 +31,7 @@ from esper.leyline.telemetry import (
     EventType,
     TelemetryLevel,
 )
+from esper.simic.training.probes import RunProbes
 
 LEVELS = [level.name.lower() for level in TelemetryLevel]
 
@@ -338,6 +342,67 @@ def test_a_run_without_envs_ends_wherever_the_last_one_broke(
     assert run.events[-1].event_type is EventType.RUN_FINISHED
 
 
+@pytest.mark.parametrize("command", ["heuristic", "random", "wait", "periodic"])
+def test_any_controller_survives_a_round_without_envs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    break_envs(monkeypatch, Phase.BUILD, {(0, 0), (1, 0)})
+
+    run = small_run(tmp_path, command)
+
+    assert "every env has failed" in str(run.error)
+    assert run.counts[EventType.EPISODE_OUTCOME] == 2
+
+
+def test_a_round_without_a_step_to_learn_from_skips_its_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_envs(monkeypatch, {(0, 0), (1, 0)})
+
+    run = small_run(tmp_path, max_epochs=1)
+
+    assert run.error is None
+    assert run.counts[EventType.PPO_UPDATE_COMPLETED] == 0
+    (stats,) = run.data(EventType.BATCH_STATS)
+    assert (stats.update_performed, stats.skip_reason) == (False, "no_rows")
+    assert stats.unattributed_penalties == 2
+
+
+@pytest.mark.parametrize("mode", RewardMode)
+def test_every_reward_mode_runs_and_adds_up(tmp_path: Path, mode: RewardMode) -> None:
+    run = small_run(tmp_path, "periodic", max_epochs=6, lifecycle=LENIENT, reward_mode=mode.value)
+
+    assert run.error is None
+    for action in run.data(EventType.LAST_ACTION):
+        assert action.reward == pytest.approx(action.reward_components.total())
+
+
+def test_the_loss_family_runs_and_pays_for_falling_losses(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "wait", n_envs=1, max_epochs=4, reward_family="loss")
+
+    losses = [item.val_loss for item in run.data(EventType.EPOCH_COMPLETED)]
+    terms = [item.reward_components.loss_delta for item in run.data(EventType.LAST_ACTION)]
+    assert terms[0] == 0.0
+    for before, now, term in zip(losses, losses[1:], terms[1:], strict=False):
+        assert (term > 0) == (now < before)
+
+
+def test_phases_are_told_where_they_belong(lively: SmallRun) -> None:
+    for event in lively.of(EventType.PHASE_PROFILE_COMPLETED):
+        phases = [phase.phase for phase in event.data.phases]
+        whole_step = ["train", "validate", "decide", "apply", "record"]
+        assert phases == (["learn"] if event.step is None else whole_step)
+        assert all(phase.wall_ms > 0 for phase in event.data.phases)
+
+
+def test_a_run_without_a_profile_is_the_same_run(tmp_path: Path) -> None:
+    plain = small_run(tmp_path / "plain")
+    quiet = small_run(tmp_path / "quiet", run={"profiler": {"phases": False}})
+
+    assert digest(quiet) == digest(plain)
+    assert quiet.counts + Counter({EventType.PHASE_PROFILE_COMPLETED: 4}) == plain.counts
+
+
 @pytest.mark.parametrize("step", [0, 2, 4])
 def test_a_rollback_is_told_in_place_of_the_action_and_its_episode_ends_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
@@ -372,10 +437,6 @@ def test_a_rollback_is_told_in_place_of_the_action_and_its_episode_ends_once(
 def test_probes_never_run_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import threading
-
-    from esper.simic.training.probes import RunProbes
-
     threads = set()
     for name in ("layer_gradients", "observation_stats", "memory"):
         probe = getattr(RunProbes, name)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.simic.training.small_runs import TASK, force_updates, read_events, small_run
 
-from esper.leyline.errors import EsperError, InterruptedRunError, TelemetryLostError
+from esper.leyline.errors import InterruptedRunError, RunFailedError, TelemetryLostError
 from esper.leyline.jobs import merge_job
 from esper.leyline.telemetry import Event, EventType
 from esper.nissa.testing import RecordingHub
@@ -86,6 +86,23 @@ def test_a_run_that_is_told_to_stop_says_so(
     assert finished.rounds_completed == 0
 
 
+def test_a_run_beside_which_something_fails_says_so(tmp_path: Path) -> None:
+    async def failing(hub: object) -> None:
+        raise RunFailedError("port 8765 is in use")
+
+    settings = {"telemetry_dir": str(tmp_path), "fsync": "never", "lanes": 1}
+    job, _ = merge_job(("test", {"training": {"task": TASK}, "run": settings}), tasks=all_tasks())
+
+    with pytest.raises(RunFailedError, match="port 8765"):
+        run_job(job, companions=[failing])
+
+    (log,) = tmp_path.glob("*/events.jsonl")
+    finished = read_events(log)[-1]
+    assert finished.event_type is EventType.RUN_FINISHED
+    assert finished.data.status == "failed"
+    assert finished.data.reason == "a task that runs beside the training has failed"
+
+
 def test_a_run_that_lost_its_log_ends_with_that_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,4 +129,4 @@ def test_whoever_replaces_the_hub_hears_everything(
     assert kinds[-1] is EventType.RUN_FINISHED
     assert kinds.count(EventType.LAST_ACTION) == 4
     assert hub.num_flushes == 2
-    assert not isinstance(run.error, EsperError)
+    assert run.error is None

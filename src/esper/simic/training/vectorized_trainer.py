@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -107,30 +107,25 @@ class VectorizedPPOTrainer:
 
     async def run(self, started: TrainingStarted) -> RunState:
         """Train from the first round to be done to the last."""
-        began_s = time.monotonic()
+        began_s, timed = time.monotonic(), self.reporter.timed
         try:
             await self.begin(started)
             for round_index in self.schedule.rounds():
                 await self.begin_round(round_index)
                 for step in self.schedule.steps():
-                    await self.timed("train", self.engine.train_pass(step))
-                    evidence = await self.timed("validate", self.engine.validate_pass(step))
-                    decision = await self.timed("decide", self.control.decide(evidence))
-                    outcome = await self.timed("apply", self.engine.apply(decision))
-                    recording = self.control.record(evidence, decision, outcome)
-                    record = await self.timed("record", recording)
+                    await timed("train", self.engine.train_pass(step))
+                    evidence = await timed("validate", self.engine.validate_pass(step))
+                    decision = await timed("decide", self.control.decide(evidence))
+                    outcome = await timed("apply", self.engine.apply(decision))
+                    record = await timed("record", self.control.record(evidence, decision, outcome))
                     await self.publish(evidence, decision, outcome, record)
-                result = await self.timed("learn", self.control.learn())
+                result = await timed("learn", self.control.learn())
                 await self.finish_round(round_index, result)
         except BaseException as error:
             await self.end(*_ending_of(error), began_s)
             raise
         await self.end("completed", None, began_s)
         return self.state
-
-    async def timed(self, phase: str, work: Awaitable[T]) -> T:
-        """Await a phase of a step and measure it."""
-        return await self.reporter.timed(phase, work)
 
     async def begin(self, started: TrainingStarted) -> None:
         """Tell what is about to happen, and make sure that there is a checkpoint to go back to."""
@@ -287,5 +282,6 @@ class VectorizedPPOTrainer:
 def _ending_of(error: BaseException) -> tuple[str, str]:
     if isinstance(error, InterruptedRunError):
         return "interrupted", str(error)
-    reason = str(error) if isinstance(error, EsperError) else repr(error)
-    return "failed", reason
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return "failed", "a task that runs beside the training has failed"
+    return "failed", str(error) if isinstance(error, EsperError) else repr(error)
