@@ -16,7 +16,6 @@ from tests.simic.training.small_runs import (
     SmallRun,
     break_envs,
     force_updates,
-    lively_run,
     lose_envs,
     small_run,
     spoil_losses,
@@ -95,11 +94,6 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
         patch.setattr(batch_ops, "gradient_norms", lambda parameters: infinite)
         break_envs(patch, Phase.TRAIN, {(1, 1)})
         return small_run(tmp_path_factory.mktemp("broken"), "wait", max_epochs=2)
-
-
-@pytest.fixture(scope="module")
-def lively(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
-    return lively_run(tmp_path_factory.mktemp("lively"))
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,6 @@ from esper.simic.training.probes import RunProbes
 LEVELS = [level.name.lower() for level in TelemetryLevel]
 
 
-@pytest.fixture(scope="module")
-def lively(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
-    return lively_run(tmp_path_factory.mktemp("lively"))
-
-
 def expected_counts(rounds: int, envs: int, steps: int, level: TelemetryLevel) -> dict:
     """Return the structural counts of a run without rollbacks and failures."""
     per = {
@@ -287,12 +282,11 @@ def test_telling_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     ],
 )
 def test_an_env_that_breaks_is_told_once_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, step: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: SmallRun, phase: Phase, step: int
 ) -> None:
-    whole = small_run(tmp_path / "whole", max_epochs=4)
     break_envs(monkeypatch, phase, {(1, step)})
 
-    run = small_run(tmp_path / "broken", max_epochs=4)
+    run = small_run(tmp_path, max_epochs=4)
 
     assert run.error is None
     (failed,) = run.of(EventType.ENV_FAILED)
