@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup run test check schema bench clean
+.PHONY: setup run test check schema docs bench soak clean
 
 setup: $(STAMP)
 
@@ -17,9 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $(STAMP)
 
-run: setup  ## The trainer is not there yet: show the job that it will run by default.
-	@echo "Esper's trainer has not landed yet; this is the default job it will train:"
-	@$(BIN)/esper-train config show
+run: setup  ## Train a policy on the digits that ship with Esper, for about two minutes.
+	$(BIN)/esper-train ppo --serve
 
 test: setup  ## Every test.
 	$(BIN)/python -m pytest
@@ -28,13 +27,21 @@ check: setup  ## Style, types and the rules of the house.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.lint_device_sync
 	$(BIN)/python -m pytest -q tests/meta tests/test_import_isolation.py
 
 schema: setup  ## Write the committed event schema again.
 	$(BIN)/esper-telemetry schema > telemetry/schema/events.schema.json
 
-bench: setup  ## Figures with targets, as ratios.
+docs: setup  ## Write the generated pages again.
+	$(BIN)/python -m tools.generate_lifecycle_docs
+	$(BIN)/python -m tools.generate_observation_docs
+
+bench: setup  ## Figures beside their targets.
 	$(BIN)/python -m tools.bench
+
+soak: setup  ## The long forms of the tests, for hours rather than minutes.
+	$(BIN)/python -m tools.soak.lifecycle
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -74,8 +74,8 @@ def _walk(node: ast.AST, path: Path, function: str) -> Iterator[Offence]:
 
 
 def _is_module(node: ast.Attribute) -> bool:
-    """Tell whether this is a module of torch, such as torch.cpu, and no method of a tensor."""
-    return isinstance(node.value, ast.Name) and node.value.id == "torch"
+    """Tell whether this is torch.cpu or torch.backends.cpu, and no method of a tensor."""
+    return ast.unparse(node) in {"torch.cpu", "torch.backends.cpu"}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def epoch(loss: float = 1.5) -> EpochCompleted:
         val_loss=loss,
         val_accuracy_pct=50.0,
         host_gradient_norm=None,
+        network_gradient_norm=None,
         seeds=(),
     )
 

@@ -28,7 +28,8 @@ def _line(row: Row) -> str:
     sign = "≥" if row.is_at_least else "≤"
     verdict = "" if row.is_met else "  MISSED"
     target = f"{sign} {row.target:,.6g}"
-    return f"{row.name:<44}{row.measured:>14,.6g}  {target:>14}  {row.unit}{verdict}"
+    note = f"  ({row.note})" if row.note else ""
+    return f"{row.name:<44}{row.measured:>14,.6g}  {target:>14}  {row.unit}{verdict}{note}"
 
 
 if __name__ == "__main__":

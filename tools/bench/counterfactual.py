@@ -17,7 +17,7 @@ from esper.leyline.attribution import Ablation
 from esper.leyline.reports import GradientReading
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import CnnHostSpec
-from tools.bench.row import Row
+from tools.bench.rows import Row, bench
 
 __all__ = ["grown_model", "rows", "tiled_forward"]
 
@@ -68,6 +68,7 @@ def tiled_forward(
     return host.forward_from_segment(previous, h).chunk(len(ablations))
 
 
+@bench("T5")
 def rows(quick: bool) -> Iterator[Row]:
     """Measure one to four active seeds, full factorial."""
     torch.set_num_threads(1)

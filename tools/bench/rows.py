@@ -21,6 +21,8 @@ class Row:
     unit: str
     is_at_least: bool = False
     """The target is a lower bound."""
+    note: str = ""
+    """What the figure was taken on, where that matters."""
 
     @property
     def is_met(self) -> bool:

@@ -205,6 +205,8 @@ class RunOptions(_Config, frozen=True, kw_only=True):
     serve: str | None = None
     """HOST:PORT of the live server; None serves nobody."""
     serve_token: str | None = None
+    serve_origins: tuple[str, ...] = ()
+    """Origins of other pages that may connect, such as http://dash.example:3000."""
     quiet: bool = False
     profiler: ProfilerConfig = ProfilerConfig()
 

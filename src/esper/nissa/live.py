@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -14,18 +15,39 @@ from esper.leyline.payloads import SubscriberLagged
 from esper.leyline.telemetry import EventType, Severity
 from esper.nissa.blocks import Block
 from esper.nissa.feed import LiveFeed
-from esper.nissa.journal import Journal
 
-__all__ = ["EventFilter", "LiveSource", "LogReader", "Subscriber", "parse_subscription"]
+__all__ = [
+    "EventFilter",
+    "LiveSource",
+    "LogReader",
+    "ReadableLog",
+    "Subscriber",
+    "parse_subscription",
+]
 
 PAGE_BYTES: Final = 64 * 1024
 """About how much a subscriber is handed at once."""
 
 
+class ReadableLog(Protocol):
+    """What reading needs to know of a log, whether this process writes it or another one."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Committed; bytes behind it are not to be read."""
+
+    def offset_before(self, seq: int) -> tuple[int, int]:
+        """Return the nearest known place at or before an event: its seq and its offset."""
+
+
 class LogReader:
     """Reads the committed part of a log forward, in blocks of whole lines."""
 
-    def __init__(self, log: Journal) -> None:
+    def __init__(self, log: ReadableLog) -> None:
         self._log = log
         self._seq = 0
         self._offset = 0
@@ -124,7 +146,7 @@ class LiveSource:
         self,
         *,
         run_id: str,
-        log: Journal,
+        log: ReadableLog,
         feed: LiveFeed,
         note_lag: Callable[[SubscriberLagged], None],
     ) -> None:

@@ -27,7 +27,7 @@ from esper.nissa.run_directory import MANIFEST_FILE
 from esper.nissa.security import Guard, Security
 from esper.nissa.session import CloseCode, Session
 
-__all__ = ["ServerAddress", "build_app", "serve"]
+__all__ = ["ServerAddress", "build_app", "listen", "serve"]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 128
@@ -194,14 +194,16 @@ async def serve(
     app: Starlette,
     address: ServerAddress,
     *,
+    listener: socket.socket | None = None,
     task_status: TaskStatus[ServerAddress] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an app as a task until it is cancelled, then let the clients go cleanly.
 
     Consumes: connections. Produces: the address it listens on, when it does. Waits for:
-    cancellation. Unblocked by: the supervisor.
+    cancellation. Unblocked by: the supervisor. A listener that is handed in was bound before,
+    so that a taken address is known before anything is created.
     """
-    listener = _listen(address)
+    listener = listener or listen(address)
     server = _Server(
         uvicorn.Config(
             app,
@@ -236,7 +238,8 @@ async def _run_shielded(server: _Server, listener: socket.socket) -> None:
         await server.serve(sockets=[listener])
 
 
-def _listen(address: ServerAddress) -> socket.socket:
+def listen(address: ServerAddress) -> socket.socket:
+    """Bind an address, or say why it cannot be had."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     # With the protocol named, asyncio turns Nagle's delay off: 40 ms for every other frame.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -4,12 +4,20 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from esper.leyline.errors import ExitCode
-from esper.leyline.telemetry import events_schema
 from esper.scripts.cli import add_version, run_command
 
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    Subparsers = _SubParsersAction[ArgumentParser]
+
 __all__ = ["main"]
+
+_RUN_HELP = "run directory or events.jsonl"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,12 +29,218 @@ def _build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="esper-telemetry", description="Read what runs have told.")
     add_version(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_count(commands)
+    _add_baseline(commands)
+    _add_diff(commands)
+    _add_tail(commands)
+    _add_validate(commands)
+    _add_query(commands)
+    _add_report(commands)
+    _add_serve(commands)
     schema = commands.add_parser("schema", help="print the JSON Schema of the events")
     schema.set_defaults(command=_print_schema)
     return parser
 
 
+def _add_count(commands: "Subparsers") -> None:
+    count = commands.add_parser("count", help="count events by type")
+    count.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="JSONL file (plain, gz or zst), run, directory of runs, or - for standard input",
+    )
+    count.add_argument(
+        "--by",
+        choices=("type", "env", "round", "severity", "kind"),
+        default="type",
+        help="what to count by (default: type)",
+    )
+    count.add_argument("--json", action="store_true", help="print one JSON object")
+    count.add_argument(
+        "--lenient", action="store_true", help="exit with 0 even where lines are no events"
+    )
+    count.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="compare with a baseline (default: none)"
+    )
+    count.set_defaults(command=_count)
+
+
+def _add_baseline(commands: "Subparsers") -> None:
+    baseline = commands.add_parser("baseline", help="keep what later runs are compared with")
+    actions = baseline.add_subparsers(title="actions", required=True, metavar="ACTION")
+    capture = actions.add_parser("capture", help="write the baseline of a run")
+    capture.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
+    capture.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    capture.set_defaults(command=_capture)
+    listing = actions.add_parser("list", help="list the baselines that are kept")
+    listing.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path("telemetry/baselines"),
+        metavar="DIR",
+        help="where they are (default: telemetry/baselines)",
+    )
+    listing.set_defaults(command=_list_baselines)
+
+
+def _add_diff(commands: "Subparsers") -> None:
+    diff = commands.add_parser(
+        "diff", help="compare two runs or baselines: 0 same, 1 differs, 2 unusable"
+    )
+    for side in ("left", "right"):
+        diff.add_argument(
+            side, type=Path, metavar=side.upper(), help=f"{_RUN_HELP}, or a baseline's .json"
+        )
+    diff.add_argument("--json", action="store_true", help="print one JSON object")
+    diff.set_defaults(command=_diff)
+
+
+def _add_tail(commands: "Subparsers") -> None:
+    tail = commands.add_parser("tail", help="show events of a file or of a run under way")
+    tail.add_argument(
+        "source", metavar="URL|FILE", help="ws://HOST:PORT/ws of a served run, a run or a log"
+    )
+    tail.add_argument("-f", "--follow", action="store_true", help="wait for more lines of a file")
+    tail.add_argument(
+        "--type", action="append", default=[], metavar="TYPE", help="only this type (repeat)"
+    )
+    tail.add_argument(
+        "--env",
+        action="append",
+        type=int,
+        default=[],
+        metavar="N",
+        help="only this env (repeat)",
+    )
+    tail.add_argument(
+        "--since",
+        type=int,
+        metavar="SEQ",
+        help="first seq (default: the file's, or from now on)",
+    )
+    tail.add_argument(
+        "--json", action="store_true", help="print lines as they are (default in a pipe)"
+    )
+    tail.add_argument("--stats", action="store_true", help="print only counts and rate, at the end")
+    tail.add_argument("--token", metavar="TEXT", help="token of the server (default: none)")
+    tail.set_defaults(command=_tail)
+
+
+def _add_validate(commands: "Subparsers") -> None:
+    validate = commands.add_parser(
+        "validate", help="check a run: CRC, sequence, schema, order, equations"
+    )
+    validate.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
+    validate.add_argument("--json", action="store_true", help="print one JSON object")
+    validate.set_defaults(command=_validate)
+
+
+def _add_query(commands: "Subparsers") -> None:
+    query = commands.add_parser("query", help="ask in SQL (needs the extra 'query')")
+    query.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run or directory of runs")
+    query.add_argument("sql", nargs="?", metavar="SQL", help="one statement over the views")
+    query.add_argument("--views", action="store_true", help="list the views")
+    query.add_argument(
+        "--format",
+        choices=("table", "json", "csv"),
+        default="table",
+        help="how rows are printed (default: table)",
+    )
+    query.set_defaults(command=_query)
+
+
+def _add_report(commands: "Subparsers") -> None:
+    report = commands.add_parser("report", help="write a run as one page that needs no server")
+    report.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
+    report.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="where to (default: report.html)",
+    )
+    report.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="compare with a baseline (default: none)"
+    )
+    report.set_defaults(command=_report)
+
+
+def _add_serve(commands: "Subparsers") -> None:
+    serve = commands.add_parser("serve", help="show a run, finished or growing, in a browser")
+    serve.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
+    serve.add_argument(
+        "--address", metavar="HOST:PORT", help="where to listen (default: 127.0.0.1:8765)"
+    )
+    serve.add_argument(
+        "--token", metavar="TEXT", help="asked of every visitor (default: none, loopback only)"
+    )
+    serve.set_defaults(command=_serve)
+
+
+# Each command loads only what it needs, so that counting a small file starts at once.
+
+
+def _count(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_count import run_count  # see above
+
+    return run_count(arguments)
+
+
+def _capture(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_compare import run_capture  # see above
+
+    return run_capture(arguments)
+
+
+def _list_baselines(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_compare import run_list  # see above
+
+    return run_list(arguments)
+
+
+def _diff(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_compare import run_diff  # see above
+
+    return run_diff(arguments)
+
+
+def _tail(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_tail import run_tail  # see above
+
+    return run_tail(arguments)
+
+
+def _validate(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_compare import run_validate  # see above
+
+    return run_validate(arguments)
+
+
+def _query(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_query import run_query  # see above
+
+    return run_query(arguments)
+
+
+def _report(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_view import run_report  # see above
+
+    return run_report(arguments)
+
+
+def _serve(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_view import run_serve  # see above
+
+    return run_serve(arguments)
+
+
 def _print_schema(_: Namespace) -> int:
+    from esper.leyline.telemetry import events_schema  # see above
+
     json.dump(events_schema(), sys.stdout, indent=2)
     print()
     return ExitCode.OK

@@ -21,6 +21,7 @@ __all__ = [
     "MemoryStats",
     "RecordingFence",
     "build_fence",
+    "drain",
     "transfer_to",
 ]
 
@@ -204,6 +205,11 @@ class RecordingFence:
         """Answer what the test wants."""
         self.calls.append(FenceCall("memory"))
         return self.stats
+
+
+def drain(fence: Fence) -> None:
+    """Wait until everything asked of an env's device is done, before the env is let go."""
+    fence.synchronize()
 
 
 def build_fence(device: torch.device) -> Fence:

@@ -24,7 +24,8 @@ from esper.tamiyo.controllers.protocol import Choice, Situation
 from esper.tamiyo.features import ActionFeedback, FeatureExtractor
 from esper.tamiyo.masks import ActionMasker
 
-WAITING = {"item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__"}
+WAITING = {"item", "cpu", "tolist", "__bool__", "__float__", "__int__", "__index__"}
+"""Without numpy, which torch refuses for a tensor that is not on the host already."""
 
 
 class CountingMode(TorchFunctionMode):
@@ -66,13 +67,13 @@ def test_a_decision_crosses_to_the_host_twice() -> None:
     assert mode.calls == {"tolist": 2}
 
 
-def test_a_step_of_control_adds_only_the_look_at_masks_that_are_on_the_host() -> None:
+def test_a_whole_step_of_control_crosses_no_more_often() -> None:
     play = Play(make_control())
     play.step()
     with CountingMode() as mode:
         play.step()
 
-    assert mode.calls == {"tolist": 3}
+    assert mode.calls == {"tolist": 2}
 
 
 def test_choices_are_legal_and_told_as_they_were_made() -> None:

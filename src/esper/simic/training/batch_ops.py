@@ -33,6 +33,7 @@ __all__ = [
     "collect_gradient_telemetry_for_batch",
     "loss_and_correct",
     "materialize_gradient_readings",
+    "materialize_train_pass",
     "process_train_batch",
     "process_val_batch",
 ]
@@ -144,6 +145,14 @@ def materialize_gradient_readings(env: ParallelEnvState) -> dict[str, GradientRe
             env.gradient_ratios[seed_id] = smoothed(env.gradient_ratios.get(seed_id), ratio)
             readings[slot_id] = reading_of(norms, env.gradient_ratios[seed_id])
     return readings
+
+
+def materialize_train_pass(env: ParallelEnvState) -> dict[str, GradientReading]:
+    """Wait for the device once, then read the pass's loss, accuracy and gradients."""
+    env.fence.synchronize()
+    losses, accuracies = env.train.materialize_means()
+    env.train_loss, env.train_accuracy_pct = losses[0], accuracies[0]
+    return materialize_gradient_readings(env)
 
 
 def _total(norms: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from esper.simic.telemetry.gradients import seed_anomalies
 from esper.simic.training.action_execution import EnvTurn, execute_actions
 from esper.simic.training.batch_ops import (
     TrainRules,
-    materialize_gradient_readings,
+    materialize_train_pass,
     process_train_batch,
 )
 from esper.simic.training.counterfactual_eval import (
@@ -25,6 +25,7 @@ from esper.simic.training.env_factory import EnvFactoryContext, create_env_state
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.masks import ActionMasker
 from esper.tamiyo.tracker import Measurement
+from esper.tolaria.fences import drain
 
 __all__ = ["TrainingWork"]
 
@@ -58,10 +59,7 @@ class TrainingWork:
 
     def finish_train(self, env: ParallelEnvState) -> None:
         """Wait for the device once and read what the pass has accumulated."""
-        env.fence.synchronize()
-        losses, accuracies = env.train.materialize_means()
-        env.train_loss, env.train_accuracy_pct = losses[0], accuracies[0]
-        readings = materialize_gradient_readings(env)
+        readings = materialize_train_pass(env)
         for slot_id, reading in readings.items():
             env.model.slot(slot_id).record_gradient(reading)
         env.alarms = seed_anomalies(readings, env.host_gradient_norm)
@@ -128,7 +126,7 @@ class TrainingWork:
 
     def release(self, env: ParallelEnvState) -> None:
         """Wait for the device, so that an env's memory can be used again."""
-        env.fence.synchronize()
+        drain(env.fence)
 
     def _plan(self, env: ParallelEnvState, step: int) -> AblationPlan:
         config = self.context.config

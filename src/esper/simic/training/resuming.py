@@ -1,18 +1,43 @@
 """Going on from a checkpoint: finding it, reading it, and refusing what may not differ."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from esper.leyline.config import Job, TrainingConfig
 from esper.leyline.errors import ConfigError, UnreadableFileError, UsageError
+from esper.leyline.jobs import Layer, merge_job
 from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY, read_manifest
+from esper.runtime.tasks import all_tasks
 from esper.simic.training.checkpoints import CheckpointStore, read_checkpoint
 from esper.simic.training.keeper import LoadedRun
 from esper.simic.training.run_state import RunState
 
-__all__ = ["check_resumable", "find_latest", "load_run"]
+__all__ = ["check_resumable", "find_latest", "load_run", "resolve_job"]
+
+
+def resolve_job(layers: Sequence[tuple[str, Layer]]) -> tuple[Job, LoadedRun | None]:
+    """Return the job that layers ask for and, with `resume_path`, the checkpoint it goes on from.
+
+    What the layers leave open is then taken from the checkpoint.
+    """
+    job, _ = merge_job(*layers, tasks=all_tasks())
+    wanted = job.run.resume_path
+    if wanted is None:
+        return job, None
+    task = job.training.task if any(_names_task(layer) for _, layer in layers) else None
+    path = find_latest(Path(job.run.telemetry_dir), task) if wanted == "latest" else Path(wanted)
+    loaded = load_run(path)
+    stored: Layer = {"training": msgspec.to_builtins(loaded.job.training)}
+    merged, _ = merge_job((str(path), stored), *layers, tasks=all_tasks())
+    check_resumable(loaded.job.training, merged.training)
+    return merged, loaded
+
+
+def _names_task(layer: Layer) -> bool:
+    table = layer.get("training")
+    return isinstance(table, Mapping) and "task" in table
 
 
 def find_latest(telemetry_dir: Path, task: str | None) -> Path:

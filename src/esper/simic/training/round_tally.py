@@ -68,6 +68,6 @@ class RoundTally:
 
 
 def materialize_legality(masks: ActionMasks) -> list[list[bool]]:
-    """Return which ops are legal for each env; masks are made on the host."""
-    rows: list[list[bool]] = masks.op.tolist()
+    """Return which ops are legal for each env; masks are made on the host and cross nothing."""
+    rows: list[list[bool]] = masks.op.numpy().tolist()
     return rows

@@ -6,22 +6,35 @@ here, when a run is put together.
 """
 
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import anyio
+import msgspec
 import torch
 from torch import amp as torch_amp
 
 from esper import __version__
-from esper.leyline.config import AmpDtype, Job
+from esper.leyline.config import (
+    AmpDtype,
+    CompileMode,
+    GovernorConfig,
+    Job,
+    ProfilerConfig,
+    RunOptions,
+    TelemetryConfig,
+)
+from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
 from esper.leyline.payloads import TrainingStarted
 from esper.leyline.reports import BatchSummary
+from esper.leyline.rewards import LossRewardConfig, RewardConfig
+from esper.leyline.stages import LifecycleRules
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.leyline.tasks import TaskKind, TaskSpec
 from esper.leyline.telemetry import SCHEMA_VERSION
@@ -55,6 +68,7 @@ from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.keeper import Keeper, LoadedRun
 from esper.simic.training.machine import (
+    compile_mode_for,
     machine_kind,
     num_lanes_for,
     one_thread_per_worker,
@@ -63,6 +77,7 @@ from esper.simic.training.machine import (
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
+from esper.simic.training.resuming import resolve_job
 from esper.simic.training.reward_ledger import rollback_penalty
 from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
@@ -84,7 +99,7 @@ from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import Watchdog, supervise
 
-__all__ = ["TrainingResult", "run_job"]
+__all__ = ["TrainingResult", "run_job", "train_ppo_vectorized"]
 
 Companion: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
 """Something that runs beside a run and is ended with it: a server, a console."""
@@ -167,6 +182,96 @@ def run_job(
     )
 
 
+def train_ppo_vectorized(
+    *,
+    task: str = "digits",
+    preset: str | None = None,
+    n_episodes: int | None = None,
+    n_envs: int = 4,
+    max_epochs: int | None = None,
+    slots: Sequence[str] | None = None,
+    max_seeds: int | None = None,
+    seed: int = 42,
+    group_id: str = "default",
+    device: str = "auto",
+    devices: Sequence[str] | None = None,
+    data: str = "auto",
+    data_dir: str | None = None,
+    batch_size_per_env: int | None = None,
+    gpu_preload: bool = False,
+    gpu_preload_augment: bool = False,
+    amp: bool = False,
+    amp_dtype: str = "auto",
+    compile_mode: str = "auto",
+    max_grad_norm: float | None = 1.0,
+    lstm_hidden_dim: int | None = None,
+    lr: float = 3e-4,
+    clip_ratio: float = 0.2,
+    gamma: float = 0.995,
+    gae_lambda: float = 0.98,
+    recurrent_n_epochs: int = 4,
+    target_kl: float | None = 0.015,
+    value_coef: float = 0.5,
+    value_coef_start: float | None = None,
+    value_warmup_batches: int = 10,
+    entropy_coef: float = 0.05,
+    entropy_coef_start: float | None = None,
+    entropy_coef_end: float | None = None,
+    entropy_coef_min: float = 0.01,
+    entropy_anneal_episodes: int = 0,
+    entropy_coef_per_head: Mapping[str, float] | None = None,
+    total_train_steps: int | None = None,
+    reward_family: str = "contribution",
+    reward_mode: str = "shaped",
+    reward: RewardConfig | None = None,
+    loss_reward: LossRewardConfig | None = None,
+    lifecycle: LifecycleRules | None = None,
+    governor: GovernorConfig | None = None,
+    plateau_threshold: float = 0.5,
+    improvement_threshold: float = 2.0,
+    telemetry: TelemetryConfig | None = None,
+    telemetry_dir: str = "./runs",
+    profiler: ProfilerConfig | None = None,
+    lanes: int | None = None,
+    checkpoint_every: int = 1,
+    save_path: str | None = None,
+    resume_path: str | None = None,
+    ready_event: threading.Event | None = None,
+    shutdown_event: threading.Event | None = None,
+) -> tuple[PPOAgent, list[BatchSummary]]:
+    """Train a policy that decides what grows, and return its agent and a summary of each round.
+
+    The parameters are those of `TrainingConfig` and `RunOptions`, where each is explained; one that
+    is left at its default takes the preset's, the task's or the configuration's own value.
+    `n_episodes` counts rounds and `max_epochs` the steps of an episode. With `resume_path`, a
+    checkpoint or `latest`, what is not given is taken from the checkpoint. `ready_event` is set
+    when everything is built; set `shutdown_event` to stop at the next cancellation point.
+    """
+    job, resumed = resolve_job([("train_ppo_vectorized", _layer_of(locals()))])
+    result = run_job(job, resumed=resumed, shutdown_event=shutdown_event, ready_event=ready_event)
+    assert result.agent is not None, "a policy has an agent"
+    return result.agent, list(result.history)
+
+
+def _layer_of(given: Mapping[str, object]) -> Layer:
+    """Return the arguments that differ from their defaults, as tables of a job."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in signature(train_ppo_vectorized).parameters.items()
+        if name not in ("ready_event", "shutdown_event")
+    }
+    changed = {
+        name: msgspec.to_builtins(given[name])
+        for name, default in defaults.items()
+        if given[name] != default
+    }
+    run_keys = set(RunOptions.__struct_fields__)
+    return {
+        "training": {name: value for name, value in changed.items() if name not in run_keys},
+        "run": {name: value for name, value in changed.items() if name in run_keys},
+    }
+
+
 def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> _Plan:
     """Decide everything that can go wrong before anything is created."""
     config = job.training
@@ -232,8 +337,12 @@ def _build_controller(
             return PeriodicController(rules)
         case "heuristic":
             return HeuristicController(rules)
+    agent = _build_agent(job, device, resumed)
+    mode = compile_mode_for(config.compile_mode, device)
+    if mode is not CompileMode.OFF:
+        agent.network.compile_step(mode.value)
     policy = PolicyController(
-        agent=_build_agent(job, device, resumed),
+        agent=agent,
         obs_normalizer=ObservationNormalizer(observation_size(len(config.slots)), device),
         reward_normalizer=RewardNormalizer(device),
         slot_ids=config.slots,
@@ -268,7 +377,9 @@ def _open_run_directory(plan: _Plan) -> Path:
     manifest = build_manifest(
         plan.job,
         command=plan.command,
-        machine_kind=machine_kind(plan.device, plan.job.training.compile_mode.value),
+        machine_kind=machine_kind(
+            plan.device, compile_mode_for(plan.job.training.compile_mode, plan.device)
+        ),
         data_source=plan.dataset.origin.value,
     )
     return create_run_directory(Path(plan.job.run.telemetry_dir), manifest)

@@ -1,0 +1,190 @@
+// The page: one store, one connection, panels that redraw when their section changed.
+
+import { drawActions, drawPolicy, drawRounds, drawSeeds, drawSteps } from "esper/charts";
+import { Connection } from "esper/connection";
+import { EnvPanel } from "esper/envs";
+import { byId, el } from "esper/format";
+import { EventLog } from "esper/log";
+import {
+  showAlarms, showBus, showGrowth, showHeads, showLegend, showManifest, showProgress, showResources, showRun,
+  showThresholds, showVerdict,
+} from "esper/panels";
+import { Store } from "esper/store";
+
+const CHART_MS = 1000;
+const store = new Store();
+let connection = null;
+let selected = null;
+const stale = new Set();
+
+const envs = new EnvPanel(store, (envId) => {
+  selected = envId;
+  connection?.send({ select: envId });
+});
+
+// Text panels follow every patch; charts follow at most once per second.
+function show(changed) {
+  const view = store.view;
+  if (changed.has("run")) showRun(view.run);
+  if (changed.has("thresholds")) showThresholds(view.thresholds);
+  showVerdict(view.verdict, store.lastEvent());
+  showProgress(view.progress);
+  if (changed.has("alarms")) showAlarms(view.alarms);
+  if (changed.has("growth")) showGrowth(view.growth);
+  if (changed.has("resources")) showResources(view.resources);
+  if (changed.has("bus")) showBus(view.bus, store.rows("rounds"));
+  if (changed.has("attention") || changed.has("envs")) envs.show();
+  for (const name of changed) stale.add(name);
+}
+
+function drawStale() {
+  if (store.receivedAt === null || !stale.size || document.hidden) return;
+  const rounds = store.rows("rounds");
+  if (stale.has("rounds")) {
+    drawRounds(rounds);
+    drawPolicy(rounds, store.view.thresholds);
+    showHeads(rounds, store.view.thresholds);
+  }
+  if (stale.has("rounds") || stale.has("live_actions")) drawActions(rounds, store.view.live_actions, store.view.progress.round);
+  if (stale.has("steps")) drawSteps(store.rows("steps"));
+  if (stale.has("seeds")) showSeeds();
+  if (stale.has("detail") || stale.has("envs")) envs.showDetail();
+  stale.clear();
+}
+
+function redrawAll() {
+  for (const name of ["rounds", "steps", "seeds", "live_actions", "detail"]) stale.add(name);
+  showLegend();
+  drawStale();
+}
+
+function showSeeds() {
+  const seeds = store.rows("seeds");
+  const choice = byId("seed-round");
+  const rounds = [...new Set(seeds.map((seed) => seed.round))].sort((one, other) => other - one);
+  const names = ["newest", ...rounds.map(String)];
+  if (choice.dataset.names !== names.join()) {
+    const before = choice.value || "newest";
+    choice.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+    choice.value = names.includes(before) ? before : "newest";
+    choice.dataset.names = names.join();
+  }
+  const round = choice.value === "newest" ? rounds[0] : Number(choice.value);
+  drawSeeds(seeds.filter((seed) => seed.round === round), store.view.progress?.num_steps);
+}
+
+function showState(state) {
+  const looks = { connected: "ok", connecting: "unknown", disconnected: "act", report: "ok" };
+  const words = { connected: "✓ connected", connecting: "· connecting", disconnected: "✗ connection lost, trying again", report: "✓ report" };
+  const chip = byId("connection");
+  const isOver = ["completed", "interrupted", "failed"].includes(store.view.progress?.status);
+  if (state === "disconnected" && isOver) {
+    chip.className = "chip grade unknown";
+    chip.textContent = "· the run is over, its server is gone";
+    return;
+  }
+  if (state === "connecting" && isOver) return;
+  chip.className = `chip grade ${looks[state]}`;
+  chip.textContent = words[state];
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  byId("theme").textContent = name === "dark" ? "Light" : "Dark";
+  byId("theme").setAttribute("aria-label", name === "dark" ? "Light theme" : "Dark theme");
+  try {
+    localStorage.setItem("esper-theme", name);
+  } catch {
+    // A page opened from disk may have no storage; the theme then lasts as long as the page.
+  }
+  redrawAll();
+}
+
+function toggleTheme() {
+  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+}
+
+function firstTheme() {
+  let stored = null;
+  try {
+    stored = localStorage.getItem("esper-theme");
+  } catch {
+    stored = null;
+  }
+  return stored ?? (matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark");
+}
+
+function onKey(event) {
+  const isTyping = event.target.matches?.("input, select, textarea");
+  if (event.key === "Escape" && isTyping) {
+    byId("log-text").value = "";
+    byId("log-text").dispatchEvent(new Event("input"));
+    event.target.blur();
+    return;
+  }
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
+  const actions = {
+    j: () => envs.move(1), k: () => envs.move(-1), t: toggleTheme,
+    "?": () => byId("help").showModal(), "/": () => byId("log-text").focus(),
+    Enter: () => (event.target === document.body || event.target.id === "main" ? envs.open() : null),
+  };
+  const action = actions[event.key];
+  if (!action) return;
+  if (event.key === "/" && envs.isOpen) return;
+  if (event.key !== "Enter") event.preventDefault();
+  action();
+}
+
+async function loadManifest() {
+  const response = await fetch("/api/run" + location.search);
+  showManifest(response.ok ? await response.json() : null);
+}
+
+function start() {
+  setTheme(firstTheme());
+  byId("theme").addEventListener("click", toggleTheme);
+  byId("help-open").addEventListener("click", () => byId("help").showModal());
+  byId("help-close").addEventListener("click", () => byId("help").close());
+  byId("seed-round").addEventListener("change", showSeeds);
+  document.addEventListener("keydown", onKey);
+  document.addEventListener("visibilitychange", drawStale);
+  window.addEventListener("resize", () => stale.add("detail"));
+  setInterval(drawStale, CHART_MS);
+  const embedded = byId("embedded-view");
+  if (embedded) startReport(JSON.parse(embedded.textContent));
+  else startLive();
+}
+
+function startReport(report) {
+  showState("report");
+  byId("panel-log").remove();
+  byId("panel-bus").classList.replace("third", "wide");
+  store.isReport = true;
+  const changed = store.take(report.view);
+  store.details = report.details;
+  show(changed);
+  showManifest(report.manifest);
+  byId("baseline").textContent = report.baseline ?? "";
+  drawStale();
+}
+
+function startLive() {
+  const log = new EventLog();
+  connection = new Connection("/ws/view", {
+    onState: showState,
+    hello: () => { if (selected !== null) connection.send({ select: selected }); },
+    onMessage: (data) => {
+      const isFirst = store.receivedAt === null;
+      show(store.take(JSON.parse(data)));
+      if (isFirst) drawStale();
+    },
+  });
+  log.connect();
+  loadManifest();
+  setInterval(() => {
+    const node = byId("last-event");
+    if (node) node.textContent = store.lastEvent();
+  }, CHART_MS);
+}
+
+start();

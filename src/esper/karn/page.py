@@ -1,0 +1,144 @@
+"""The dashboard's page: its files, how they name each other, and the policy they run under.
+
+The scripts import each other by name (`esper/format`); an import map says where each one is: at a
+versioned address on the live server, inside the file itself in a report.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+import msgspec
+
+__all__ = [
+    "MEDIA_TYPES",
+    "PLOTLY_NAME",
+    "LivePage",
+    "asset",
+    "asset_version",
+    "live_page",
+    "script_policy",
+    "self_contained_page",
+]
+
+MEDIA_TYPES: Final[Mapping[str, str]] = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+}
+PLOTLY_NAME: Final = "plotly.js"
+MODULES: Final = ("charts", "connection", "envs", "format", "log", "main", "panels", "store")
+ENTRY: Final = "main"
+_HEAD_MARK: Final = "<!--HEAD-->"
+_TAIL_MARK: Final = "<!--TAIL-->"
+
+
+@cache
+def asset(name: str) -> bytes | None:
+    """Return one of the page's files, plotly's script among them; None for any other name."""
+    if name == PLOTLY_NAME:
+        return files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
+    known = {"style.css", *(f"{module}.js" for module in MODULES)}
+    return _own_file(name) if name in known else None
+
+
+def _own_file(name: str) -> bytes:
+    return files("esper.karn").joinpath("assets", name).read_bytes()
+
+
+@cache
+def asset_version(name: str) -> str:
+    """Return what changes whenever a file's content does."""
+    content = asset(name)
+    assert content is not None, f"no file of the page is called {name!r}"
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+class LivePage(msgspec.Struct, frozen=True):
+    """The page of the live server and the import map that its policy has to name."""
+
+    html: str
+    import_map: str
+
+
+def live_page(address_of: Callable[[str], str]) -> LivePage:
+    """Return the page whose files are at the addresses that `address_of` gives."""
+    import_map = _import_map(address_of)
+    head = f'<link rel="stylesheet" href="{_attribute(address_of("style.css"))}">' + _map_styles()
+    tail = (
+        f'<script type="importmap">{import_map}</script>'
+        f'<script src="{_attribute(address_of(PLOTLY_NAME))}"></script>'
+        f'<script type="module" src="{_attribute(address_of(f"{ENTRY}.js"))}"></script>'
+    )
+    return LivePage(html=_filled(head, tail), import_map=import_map)
+
+
+def self_contained_page(embedded: bytes) -> str:
+    """Return the page with every file and a view's JSON inside it."""
+    import_map = _import_map(_data_address)
+    script = _text(PLOTLY_NAME).replace("</script", "<\\/script")
+    # Inside a script element only `<` could end the JSON early.
+    view = embedded.decode().replace("<", "\\u003c")
+    tail = (
+        f'<script type="application/json" id="embedded-view">{view}</script>'
+        f'<script type="importmap">{import_map}</script>'
+        f"<script>{script}</script>"
+        f'<script type="module">import "esper/{ENTRY}";</script>'
+    )
+    return _filled(f"<style>{_text('style.css')}</style>", tail)
+
+
+def _import_map(address_of: Callable[[str], str]) -> str:
+    addresses = {f"esper/{name}": address_of(f"{name}.js") for name in MODULES}
+    return msgspec.json.encode({"imports": addresses}).decode().replace("<", "\\u003c")
+
+
+def _data_address(name: str) -> str:
+    encoded = base64.b64encode(_text(name).encode()).decode()
+    return f"data:text/javascript;charset=utf-8;base64,{encoded}"
+
+
+@cache
+def _map_styles() -> str:
+    """Return stand-ins for the styles of maps, which plotly would add inline and no panel needs."""
+    names = re.findall(r'getElementById\("([0-9a-f]{64})"\)', _text(PLOTLY_NAME))
+    return "".join(f'<template id="{name}"></template>' for name in sorted(set(names)))
+
+
+def _text(name: str) -> str:
+    content = asset(name)
+    assert content is not None, f"no file of the page is called {name!r}"
+    return content.decode()
+
+
+def _filled(head: str, tail: str) -> str:
+    page = _own_file("index.html").decode()
+    return page.replace(_HEAD_MARK, head).replace(_TAIL_MARK, tail)
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+
+
+def script_policy(import_map: str) -> str:
+    """Return the Content-Security-Policy: own files only, and this one inline import map."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'self' 'sha256-{_digest(import_map)}'",
+            # plotly fills an empty style element rule by rule; this is the digest of nothing.
+            f"style-src 'self' 'sha256-{_digest('')}'",
+            "img-src 'self' data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,140 @@
+"""Feeding a view model from a run's logs: every event once, in order, off the event loop."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from esper.karn.following import FollowedLog
+from esper.karn.snapshot import Patch, Snapshot
+from esper.karn.view_model import ViewModel
+from esper.leyline.errors import EventDecodeError, UnreadableFileError
+from esper.leyline.telemetry import Event, decode_event
+from esper.nissa.journal import OPERATIONAL_FILE
+from esper.nissa.lines import find_logs, is_compressed, read_lines
+from esper.nissa.live import LiveSource, LogReader
+
+__all__ = ["Listener", "ViewFeed", "read_run"]
+
+PAUSE_S: Final = 0.1
+"""How often new events are looked at; they are read in blocks, not one by one."""
+READ_BYTES: Final = 128 * 1024
+
+Listener = Callable[[Event], None]
+
+
+class ViewFeed:
+    """A view model and the task that keeps it up to date.
+
+    It reads the committed log itself instead of subscribing, so that it never misses an event,
+    however far it falls behind, and the run is never told that it lagged.
+    """
+
+    def __init__(
+        self, source: LiveSource, run_dir: Path, listeners: Sequence[Listener] = ()
+    ) -> None:
+        self._source = source
+        self._reader = LogReader(source.log)
+        self._operational = FollowedLog(run_dir / OPERATIONAL_FILE)
+        self._listeners = tuple(listeners)
+        self._next_seq = 0
+        self._model = ViewModel()
+        self._lock = threading.Lock()
+
+    @property
+    def version(self) -> int:
+        """Return the version of the model."""
+        return self._model.version
+
+    def patch(self, since: int, now: float, selected_env: int | None = None) -> Patch:
+        """Return what a client at version `since` lacks."""
+        with self._lock:
+            return self._model.patch(since, now, selected_env)
+
+    def snapshot(self, now: float | None = None) -> Snapshot:
+        """Return the whole view."""
+        with self._lock:
+            return self._model.snapshot(now)
+
+    async def run(self) -> None:
+        """Keep the model up to date until the run's feed is closed.
+
+        Consumes: the two logs. Produces: the model's versions. Waits for: new events. Unblocked
+        by: the feed, or cancellation.
+        """
+        feed = self._source.feed
+        while True:
+            try:
+                has_read = await anyio.to_thread.run_sync(self._read_more)
+            except (OSError, UnreadableFileError):
+                # The view stays as it is. Whether a lost log ends the run is not its business:
+                # the hub notices by itself.
+                return
+            if has_read:
+                continue
+            if feed.is_closed and self._next_seq >= feed.next_seq:
+                return
+            with anyio.move_on_after(1.0):  # operational events have no feed that wakes us
+                await feed.wait_for(self._next_seq)
+            await anyio.sleep(PAUSE_S)
+
+    def drain(self) -> None:
+        """Take everything the logs hold now; for the moment after the run's last event."""
+        while self._read_more():
+            pass
+
+    def _read_more(self) -> bool:
+        operational = self._operational.read_more()
+        if operational is not None:
+            self._apply(operational.lines())
+        block = self._reader.read(self._next_seq, READ_BYTES)
+        if block is not None:
+            self._apply(block.lines())
+            self._next_seq = block.next_seq
+        return block is not None or operational is not None
+
+    def _apply(self, lines: Iterable[bytes]) -> None:
+        decoded = [_decoded(line) for line in lines]
+        with self._lock:
+            _apply_all(self._model, decoded)
+        for event in decoded:
+            if event is not None:
+                for listener in self._listeners:
+                    listener(event)
+
+
+def read_run(run_dir: Path) -> ViewModel:
+    """Return the view model of everything a run directory holds now."""
+    model = ViewModel()
+    (log,) = find_logs([run_dir])
+    for path in (run_dir / OPERATIONAL_FILE, log):
+        _apply_all(model, map(_decoded, _whole_lines(path)))
+    return model
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a log; of a plain one, not the last while it is half written."""
+    if path.is_file() and is_compressed(path):
+        yield from read_lines(path)
+        return
+    log = FollowedLog(path)
+    while (block := log.read_more()) is not None:
+        yield from block.lines()
+
+
+def _decoded(line: bytes) -> Event | None:
+    try:
+        return decode_event(line)
+    except EventDecodeError:
+        return None  # counted as unreadable, and the verdict says so
+
+
+def _apply_all(model: ViewModel, events: Iterable[Event | None]) -> None:
+    for event in events:
+        if event is None:
+            model.note_unreadable()
+        else:
+            model.apply(event)

@@ -1,0 +1,58 @@
+"""How numbers, times and foreign texts are written on a terminal; missing is a dash, never zero."""
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["MISSING", "STAGE_LABELS", "duration", "number", "printable", "sparkline"]
+
+MISSING: Final = "-"
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_ASCII_BLOCKS: Final = "_.:-=+*#"
+
+STAGE_LABELS: Final = {
+    "DORMANT": "empty",
+    "GERMINATED": "germ",
+    "TRAINING": "train",
+    "BLENDING": "blend",
+    "HOLDING": "hold",
+    "FOSSILIZED": "fossil",
+    "PRUNED": "pruned",
+    "EMBARGOED": "embargo",
+    "RESETTING": "reset",
+}
+
+
+def number(value: float | None, pattern: str = ".2f", unit: str = "") -> str:
+    """Write a number, or a dash for one that was never measured."""
+    return MISSING if value is None else f"{value:{pattern}}{unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a span of time in at most two units."""
+    if seconds is None:
+        return MISSING
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min {int(seconds % 60)} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def sparkline(values: Sequence[float | None], *, is_ascii: bool = False) -> str:
+    """Draw values as a row of blocks; a missing one is a gap."""
+    blocks = _ASCII_BLOCKS if is_ascii else _BLOCKS
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    last = len(blocks) - 1
+    return "".join(
+        " " if value is None else blocks[round((value - low) / span * last)] for value in values
+    )
+
+
+def printable(text: str) -> str:
+    """Replace what could steer a terminal, such as escape sequences, by a visible sign."""
+    return "".join("·" if unicodedata.category(char)[0] == "C" else char for char in text)

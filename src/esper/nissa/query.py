@@ -1,0 +1,91 @@
+"""SQL over runs: events are loaded into DuckDB, which is then shut off from everything else."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from esper.leyline.errors import UsageError
+from esper.nissa.lines import is_compressed
+from esper.nissa.views import VIEWS, view_sql
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["QueryResult", "query_logs"]
+
+_COLUMNS: Final = {
+    "event_type": "VARCHAR",
+    "seq": "BIGINT",
+    "ts": "DOUBLE",
+    "run_id": "VARCHAR",
+    "group": "VARCHAR",
+    "round": "BIGINT",
+    "step": "BIGINT",
+    "env_id": "BIGINT",
+    "episode_id": "BIGINT",
+    "severity": "VARCHAR",
+    "data": "JSON",
+}
+_MAX_OBJECT_BYTES: Final = 16 << 20
+
+
+class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a statement returned."""
+
+    columns: list[str]
+    rows: list[tuple[object, ...]]
+
+
+def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
+    """Run one statement over the events of these logs."""
+    try:
+        # DuckDB is an extra: everything else works without it.
+        import duckdb
+    except ImportError:
+        raise UsageError(
+            "query needs duckdb, which is not installed; pip install 'esper[query]'"
+        ) from None
+    with duckdb.connect(":memory:") as connection:
+        try:
+            _load(connection, logs)
+            # DuckDB returns no cursor where there was no statement, whatever its types say.
+            cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
+            if cursor is None:
+                raise UsageError("query: the statement is empty; --views lists what can be asked")
+            columns = [column[0] for column in cursor.description or ()]
+            return QueryResult(columns=columns, rows=cursor.fetchall())
+        except duckdb.Error as error:
+            raise UsageError(f"query: {_one_sentence(error)}") from None
+
+
+def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None:
+    """Load the events into a table, make the views, then lock the doors."""
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _COLUMNS.items())
+    connection.execute(
+        f"CREATE TABLE lines AS SELECT * FROM read_json($files, format = 'newline_delimited', "
+        f"columns = {{{columns}}}, maximum_object_size = {_MAX_OBJECT_BYTES}, "
+        f"ignore_errors = true, compression = $compression)",
+        {"files": [str(log) for log in logs], "compression": _compression(logs)},
+    )
+    for view in VIEWS.values():
+        connection.execute(view_sql(view))
+    # The statement may read what was loaded and nothing else: no files, no network, no extensions.
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _compression(logs: Sequence[Path]) -> str:
+    """Name the one compression of all logs, as DuckDB guesses it by the file's name alone."""
+    kinds = {log.suffix.removeprefix(".") if is_compressed(log) else "none" for log in logs}
+    if len(kinds) > 1:
+        raise UsageError("query: all logs must be compressed in the same way")
+    kind = kinds.pop()
+    return {"gz": "gzip", "zst": "zstd"}.get(kind, "none")
+
+
+def _one_sentence(error: Exception) -> str:
+    """Return the first line of DuckDB's message, without its pictures."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

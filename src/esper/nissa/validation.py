@@ -1,0 +1,221 @@
+"""Checking one run against everything its log promises: CRC, sequence, schema, order, equations."""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+import msgspec
+
+from esper.leyline.errors import EventDecodeError, UnreadableFileError
+from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, decode_event
+from esper.nissa.identities import check_profile
+from esper.nissa.lines import find_logs, is_compressed, read_chunks, run_directory_of, split_lines
+from esper.nissa.scanning import ScanTask, scan_log
+
+__all__ = ["Finding", "Validation", "validate_log", "validate_run"]
+
+MAX_SHOWN_PER_KIND: Final = 5
+OPERATIONAL_NAME: Final = "operational.jsonl"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is wrong with a run."""
+
+    file: str
+    line: int | None
+    kind: str
+    """`crc`, `seq`, `torn`, `schema`, `type`, `channel`, `unfinished`, `order` or `equation`."""
+    message: str
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a check."""
+
+    num_events: int
+    num_blocks: int
+    """CRC blocks that match."""
+    num_uncovered_bytes: int
+    """Whole lines at the end that no CRC block covers yet."""
+    num_findings: dict[str, int]
+    findings: list[Finding]
+    """The first few of each kind."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Tell whether nothing was found."""
+        return not self.num_findings
+
+
+@dataclass(eq=False, slots=True)
+class _Findings:
+    """Gathers findings, counting all and keeping the first few of each kind."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    shown: list[Finding] = field(default_factory=list)
+
+    def add(self, path: Path, line: int | None, kind: str, message: str) -> None:
+        number = self.counts[kind] = self.counts.get(kind, 0) + 1
+        if number <= MAX_SHOWN_PER_KIND:
+            self.shown.append(Finding(file=path.name, line=line, kind=kind, message=message))
+
+
+def validate_run(path: Path) -> Validation:
+    """Check a run directory, or a log on its own."""
+    logs = find_logs([path])
+    if len(logs) > 1:
+        raise UnreadableFileError(path, f"holds {len(logs)} runs; name one of them")
+    return validate_log(logs[0])
+
+
+def validate_log(log: Path) -> Validation:
+    """Check a log and what lies beside it."""
+    findings = _Findings()
+    blocks = _BlockCheck(0, 0)
+    crc_path = log.with_name("events.crc")
+    directory = run_directory_of(log)
+    if directory is not None and not is_compressed(log):
+        blocks = _check_blocks(log, crc_path, findings)
+    num_events = _check_lines(log, Channel.RUN, findings)
+    _check_whole(log, findings)
+    if directory is not None and (directory / OPERATIONAL_NAME).is_file():
+        _check_lines(directory / OPERATIONAL_NAME, Channel.OPERATIONAL, findings)
+    return Validation(
+        num_events=num_events,
+        num_blocks=blocks.num_blocks,
+        num_uncovered_bytes=blocks.num_uncovered_bytes,
+        num_findings=findings.counts,
+        findings=findings.shown,
+    )
+
+
+class _BlockCheck(NamedTuple):
+    num_blocks: int
+    num_uncovered_bytes: int
+
+
+class _Block(NamedTuple):
+    """One row of the CRC file."""
+
+    start: int
+    end: int
+    first_seq: int
+    last_seq: int
+    crc: int
+
+
+def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck:
+    """Compare every CRC block with the log; blocks must follow each other from offset 0."""
+    size = log.stat().st_size
+    if not crc_path.is_file():
+        if size:
+            findings.add(
+                crc_path, None, "crc", "is missing, so nothing vouches for the log's bytes"
+            )
+        return _BlockCheck(0, size)
+    num_matching = expected_start = expected_seq = 0
+    with log.open("rb") as stream:
+        for number, block in _read_blocks(crc_path, findings):
+            if block.start != expected_start or block.first_seq != expected_seq:
+                message = f"block at offset {block.start} does not follow offset {expected_start}"
+                findings.add(crc_path, number, "crc", message)
+                break
+            if _crc_of(stream, block.end - block.start) != block.crc:
+                message = f"bytes {block.start} to {block.end} of {log.name} have changed"
+                findings.add(crc_path, number, "crc", message)
+            else:
+                num_matching += 1
+            expected_start, expected_seq = block.end, block.last_seq + 1
+    if expected_start > size:
+        findings.add(log, None, "crc", f"ends at {size}, but {expected_start} bytes were written")
+    return _BlockCheck(num_matching, max(size - expected_start, 0))
+
+
+def _read_blocks(crc_path: Path, findings: _Findings) -> Iterator[tuple[int, _Block]]:
+    """Yield the rows; a last one without its newline is torn and does not count."""
+    *rows, _ = crc_path.read_bytes().split(b"\n")
+    for number, row in enumerate(rows, 1):
+        try:
+            *numbers, crc = row.decode("ascii").split(" ")
+            start, end, first_seq, last_seq = map(int, numbers)
+            block = _Block(start, end, first_seq, last_seq, int(crc, 16))
+        except ValueError:
+            findings.add(crc_path, number, "crc", "is not a row of five numbers")
+            return
+        if not block.start < block.end or block.last_seq < block.first_seq:
+            findings.add(crc_path, number, "crc", "describes an empty block")
+            return
+        yield number, block
+
+
+def _crc_of(stream: BinaryIO, num_bytes: int) -> int:
+    crc = 0
+    while num_bytes > 0:
+        piece = stream.read(min(num_bytes, 1 << 20))
+        if not piece:
+            break
+        crc = zlib.crc32(piece, crc)
+        num_bytes -= len(piece)
+    return crc
+
+
+def _check_lines(path: Path, channel: Channel, findings: _Findings) -> int:
+    """Decode every line strictly and follow the sequence; return the number of events."""
+    expected_seq = num_lines = num_events = 0
+    for chunk in read_chunks(path):
+        lines = split_lines(chunk)
+        for number, line in enumerate(lines, num_lines + 1):
+            try:
+                event = decode_event(line)
+            except EventDecodeError as error:
+                is_torn = line is lines[-1] and not chunk.endswith(b"\n")
+                _add_bad_line(findings, path, number, line, error.reason, is_torn=is_torn)
+                continue
+            except RecursionError:
+                findings.add(path, number, "schema", "is nested too deeply")
+                continue
+            num_events += 1
+            if event.seq != expected_seq:
+                what = "is missing" if event.seq > expected_seq else "was expected"
+                message = f"seq {event.seq} stands here, {expected_seq} {what}"
+                findings.add(path, number, "seq", message)
+            expected_seq = event.seq + 1
+            if EVENT_SPECS[event.event_type].channel is not channel:
+                findings.add(path, number, "channel", f"{event.event_type} belongs elsewhere")
+        num_lines += len(lines)
+    return num_events
+
+
+class _TypeHead(msgspec.Struct):
+    event_type: str
+
+
+def _add_bad_line(
+    findings: _Findings, path: Path, number: int, line: bytes, reason: str, *, is_torn: bool
+) -> None:
+    if is_torn:
+        findings.add(path, number, "torn", "the last line has no end; resuming the run cuts it off")
+        return
+    try:
+        event_type = msgspec.json.decode(line, type=_TypeHead).event_type
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        event_type = None
+    if event_type is not None and event_type not in EventType.__members__:
+        findings.add(path, number, "type", f"event type {event_type[:80]!r} is not known")
+    else:
+        findings.add(path, number, "schema", reason[:200])
+
+
+def _check_whole(log: Path, findings: _Findings) -> None:
+    """Check what only a whole log can tell: its end, its order, its equations."""
+    profile = scan_log(ScanTask(path=str(log), with_keys=False)).profile
+    if profile.status is None:
+        message = "RUN_FINISHED is missing: the run is still going, or it was killed"
+        findings.add(log, None, "unfinished", message)
+    for rule, line in profile.broken_orders.items():
+        findings.add(log, line, "order", f"breaks the rule: {rule}")
+    for check in check_profile(profile):
+        if not check.holds:
+            message = f"{check.name} does not hold: {check.left} and {check.right}"
+            findings.add(log, None, "equation", message)

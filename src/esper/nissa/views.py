@@ -1,0 +1,199 @@
+"""The views that `esper-telemetry query` offers, and the question each of them answers."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from esper.leyline.telemetry import EVENT_SPECS, EventSpec, EventType, Severity
+
+__all__ = ["VIEWS", "View", "view_sql"]
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """One view: its question and what it selects."""
+
+    name: str
+    question: str
+    types: tuple[EventType, ...] = ()
+    """Event types whose payload fields become columns; empty for views with SQL of their own."""
+    sql: str | None = None
+
+
+_SCOPE: Final = (
+    "run_id, seq, make_timestamp(CAST(ts * 1e6 AS BIGINT)) AS time, "
+    "round, step, env_id, episode_id, severity"
+)
+"""UTC without a time zone: DuckDB needs another package to hand a zone to Python."""
+_ALARMS: Final = tuple(
+    spec.event_type
+    for spec in EVENT_SPECS.values()
+    if Severity(spec.severity).rank >= Severity.WARNING.rank
+)
+
+
+def _of(name: str, question: str, *types: EventType) -> View:
+    return View(name=name, question=question, types=types)
+
+
+_T = EventType
+
+_ROWS: Final = (
+    View(
+        name="raw_events",
+        question="what exactly was recorded?",
+        sql=f'SELECT event_type, "group", {_SCOPE}, data FROM lines',
+    ),
+    _of("runs", "which runs are these, of what shape, with which seed?", _T.TRAINING_STARTED),
+    _of("endings", "how did the run end?", _T.RUN_FINISHED),
+    _of("epochs", "how did each env's accuracy and loss evolve?", _T.EPOCH_COMPLETED),
+    _of("ppo_updates", "is the policy's update healthy?", _T.PPO_UPDATE_COMPLETED),
+    _of("rounds", "how far has it come, at what accuracy and reward?", _T.BATCH_EPOCH_COMPLETED),
+    _of("batch_stats", "what grew in each round, which updates were skipped?", _T.BATCH_STATS),
+    _of(
+        "trends",
+        "when did it plateau, degrade or improve?",
+        _T.PLATEAU_DETECTED,
+        _T.DEGRADATION_DETECTED,
+        _T.IMPROVEMENT_DETECTED,
+    ),
+    _of(
+        "seed_lifecycle",
+        "what happened to each seed?",
+        _T.SEED_GERMINATED,
+        _T.SEED_GATE_EVALUATED,
+        _T.SEED_STAGE_CHANGED,
+        _T.SEED_FOSSILIZED,
+        _T.SEED_PRUNED,
+    ),
+    _of(
+        "causal_log",
+        "which proposal and verdict led to which change?",
+        _T.MORPHOLOGY_CAUSAL_LOG,
+    ),
+    _of("decisions", "what was chosen, how surely, and what became of it?", _T.LAST_ACTION),
+    View(
+        name="action_distribution",
+        question="how often was each op decided in each round, how often did it succeed?",
+        sql=(
+            f"SELECT {_SCOPE}, op, CAST(data->'counts'->>op AS BIGINT) AS num_decided, "
+            "CAST(data->'successes'->>op AS BIGINT) AS num_succeeded "
+            "FROM (SELECT *, unnest(json_keys(data->'counts')) AS op FROM lines "
+            f"WHERE event_type = '{_T.ACTION_DISTRIBUTION}')"
+        ),
+    ),
+    View(
+        name="rewards",
+        question="which components made up each step's reward?",
+        sql=(
+            f"SELECT {_SCOPE}, data->>'op' AS op, CAST(data->>'reward' AS DOUBLE) AS reward, "
+            "component, CAST(data->'reward_components'->>component AS DOUBLE) AS value "
+            "FROM (SELECT *, unnest(json_keys(data->'reward_components')) AS component FROM lines "
+            f"WHERE event_type = '{_T.LAST_ACTION}')"
+        ),
+    ),
+    View(
+        name="phases",
+        question="where does the time go?",
+        sql=(
+            f"SELECT {_SCOPE}, item->>'phase' AS phase, "
+            "CAST(item->>'wall_ms' AS DOUBLE) AS wall_ms, "
+            "CAST(item->>'cpu_ms' AS DOUBLE) AS cpu_ms "
+            "FROM (SELECT *, unnest(CAST(data->'phases' AS JSON[])) AS item FROM lines "
+            f"WHERE event_type = '{_T.PHASE_PROFILE_COMPLETED}')"
+        ),
+    ),
+    View(
+        name="shapley",
+        question="what is each slot's share of the gain?",
+        sql=(
+            f"SELECT {_SCOPE}, CAST(data->>'is_exact' AS BOOLEAN) AS is_exact, "
+            "item->>'slot_id' AS slot_id, CAST(item->>'mean_pp' AS DOUBLE) AS mean_pp, "
+            "CAST(item->>'std_pp' AS DOUBLE) AS std_pp "
+            "FROM (SELECT *, unnest(CAST(data->'values' AS JSON[])) AS item FROM lines "
+            f"WHERE event_type = '{_T.SHAPLEY_COMPUTED}')"
+        ),
+    ),
+    View(
+        name="seeds",
+        question="in which stage was each seed at each step, at what alpha and worth?",
+        sql=(
+            f"SELECT {_SCOPE}, item->>'slot_id' AS slot_id, item->>'stage' AS stage, "
+            "item->>'blueprint' AS blueprint, CAST(item->>'alpha' AS DOUBLE) AS alpha, "
+            "CAST(item->>'contribution_pp' AS DOUBLE) AS contribution_pp "
+            "FROM (SELECT *, unnest(CAST(data->'seeds' AS JSON[])) AS item FROM lines "
+            f"WHERE event_type = '{_T.EPOCH_COMPLETED}')"
+        ),
+    ),
+    View(
+        name="anomalies",
+        question="which alarms were there, failures and rollbacks included?",
+        sql=(
+            f"SELECT event_type, {_SCOPE}, data FROM lines "
+            f"WHERE event_type IN ({', '.join(repr(item.value) for item in _ALARMS)})"
+        ),
+    ),
+    _of("rollbacks", "when was a host put back, and why?", _T.GOVERNOR_ROLLBACK),
+    _of("failures", "which envs broke, where and how?", _T.ENV_FAILED),
+    _of("episode_outcomes", "how did each episode end, at what size?", _T.EPISODE_OUTCOME),
+    View(
+        name="reward_calibration",
+        question="does reward track accuracy?",
+        sql=(
+            "SELECT count(*) AS num_episodes, "
+            "corr(total_reward, final_accuracy_pct) AS correlation, "
+            "avg(total_reward) AS mean_reward, avg(final_accuracy_pct) AS mean_accuracy_pct "
+            "FROM episode_outcomes WHERE status <> 'failed'"
+        ),
+    ),
+    _of("throughput", "how fast was each round?", _T.THROUGHPUT),
+    _of("checkpoints", "what was saved, and when?", _T.CHECKPOINT_SAVED),
+    View(
+        name="funnel",
+        question="how many seeds of each blueprint reached which end?",
+        sql=(
+            "SELECT blueprint, count(*) FILTER (event_type = 'SEED_GERMINATED') AS num_germinated, "
+            "count(*) FILTER (event_type = 'SEED_FOSSILIZED') AS num_fossilized, "
+            "count(*) FILTER (event_type = 'SEED_PRUNED') AS num_pruned "
+            "FROM seed_lifecycle WHERE blueprint IS NOT NULL GROUP BY blueprint"
+        ),
+    ),
+)
+
+VIEWS: Final[Mapping[str, View]] = {view.name: view for view in _ROWS}
+
+
+def view_sql(view: View) -> str:
+    """Return the statement that makes a view over the table `lines`."""
+    return f'CREATE VIEW "{view.name}" AS {view.sql or _fields_sql(view)}'
+
+
+def _fields_sql(view: View) -> str:
+    """Select the scope and every payload field of the view's types as a column."""
+    specs = [EVENT_SPECS[item] for item in view.types]
+    columns: dict[str, str] = {}
+    for spec in specs:
+        columns |= _columns(spec)
+    listed = ", ".join(f'{source} AS "{name}"' for name, source in columns.items())
+    names = ", ".join(repr(item.value) for item in view.types)
+    return f"SELECT event_type, {_SCOPE}, {listed} FROM lines WHERE event_type IN ({names})"
+
+
+def _columns(spec: EventSpec) -> dict[str, str]:
+    return {
+        field.name: _column(field.name, str(field.type))
+        for field in msgspec.structs.fields(spec.payload)
+    }
+
+
+def _column(name: str, kind: str) -> str:
+    """Return the expression that takes a field out of the payload, by the field's type."""
+    if "dict" in kind or "tuple" in kind or "Health" in kind or "Components" in kind:
+        return f"data->'{name}'"
+    if "float" in kind:
+        return f"CAST(data->>'{name}' AS DOUBLE)"
+    if "bool" in kind:
+        return f"CAST(data->>'{name}' AS BOOLEAN)"
+    if "int" in kind:
+        return f"CAST(data->>'{name}' AS BIGINT)"
+    return f"data->>'{name}'"

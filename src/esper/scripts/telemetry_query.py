@@ -1,0 +1,45 @@
+"""`esper-telemetry query`."""
+
+import csv
+import json
+import sys
+from argparse import Namespace
+
+from esper.leyline.errors import ExitCode, UsageError
+from esper.nissa.lines import find_logs
+from esper.nissa.query import QueryResult, query_logs
+from esper.nissa.views import VIEWS
+from esper.scripts.terminal import print_table
+
+__all__ = ["run_query"]
+
+
+def run_query(arguments: Namespace) -> int:
+    """Run one statement, or list the views."""
+    if arguments.views:
+        print_table(["view", "question"], [[view.name, view.question] for view in VIEWS.values()])
+        return ExitCode.OK
+    if arguments.run is None or arguments.sql is None:
+        raise UsageError('query needs a run and a statement: query RUN "SELECT … FROM epochs"')
+    result = query_logs(find_logs([arguments.run]), arguments.sql)
+    _PRINTERS[arguments.format](result)
+    return ExitCode.OK
+
+
+def _print_as_table(result: QueryResult) -> None:
+    rows = [["-" if value is None else str(value) for value in row] for row in result.rows]
+    print_table(result.columns, rows)
+
+
+def _print_as_json(result: QueryResult) -> None:
+    for row in result.rows:
+        print(json.dumps(dict(zip(result.columns, row, strict=True)), default=str))
+
+
+def _print_as_csv(result: QueryResult) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(result.columns)
+    writer.writerows(result.rows)
+
+
+_PRINTERS = {"table": _print_as_table, "json": _print_as_json, "csv": _print_as_csv}

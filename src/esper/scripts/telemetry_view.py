@@ -1,0 +1,62 @@
+"""`esper-telemetry report` and `serve`: a run to look at, in a file or in a browser."""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from urllib.parse import quote
+
+import anyio
+
+from esper.karn.following import follow, open_source
+from esper.karn.report import run_directory_at, write_report
+from esper.karn.server import dashboard_routes
+from esper.karn.view_feed import ViewFeed
+from esper.leyline.config import DEFAULT_SERVER_ADDRESS
+from esper.leyline.errors import ExitCode
+from esper.nissa.security import Security
+from esper.nissa.server import ServerAddress, build_app, serve
+
+__all__ = ["run_report", "run_serve"]
+
+
+def run_report(arguments: Namespace) -> int:
+    """Write a run as one self-contained page."""
+    output: Path = arguments.output
+    write_report(run_directory_at(arguments.run), output, arguments.baseline)
+    print(f"wrote {output}")
+    return ExitCode.OK
+
+
+def run_serve(arguments: Namespace) -> int:
+    """Serve the dashboard of a run, finished or still growing, until interrupted."""
+    address = ServerAddress.parse(arguments.address or DEFAULT_SERVER_ADDRESS)
+    try:
+        anyio.run(_serve, run_directory_at(arguments.run), address, arguments.token)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # the shell's prompt goes below the ^C
+    except BaseExceptionGroup as group:
+        raise _only_error(group) from None
+    return ExitCode.INTERRUPTED
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that ended the tasks; the others were only cancelled by it."""
+    first = group.exceptions[0]
+    return _only_error(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def _serve(run_dir: Path, address: ServerAddress, token: str | None) -> None:
+    source = open_source(run_dir)
+    feed = ViewFeed(source, run_dir)
+    app = build_app(
+        source=source,
+        run_dir=run_dir,
+        security=Security(host=address.host, token=token),
+        routes=dashboard_routes(feed),
+    )
+    async with anyio.create_task_group() as tasks:
+        bound = await tasks.start(serve, app, address)
+        query = "" if token is None else f"?token={quote(token, safe='')}"
+        print(f"dashboard at http://{bound}/{query} (Ctrl-C ends it)", flush=True)
+        tasks.start_soon(follow, source)
+        tasks.start_soon(feed.run)

@@ -1,0 +1,50 @@
+"""Plain tables and colour for terminals."""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+__all__ = ["Colour", "paint", "print_table"]
+
+
+class Colour(StrEnum):
+    """ANSI colours that read well on dark and light ground."""
+
+    GREEN = "32"
+    RED = "31"
+    YELLOW = "33"
+    DIM = "2"
+
+
+def paint(text: str, colour: Colour | None) -> str:
+    """Colour a text where a person reads it; pipes, files and NO_COLOR get it plain."""
+    if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{colour.value}m{text}\x1b[0m"
+
+
+def print_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    colours: Sequence[Colour | None] = (),
+) -> None:
+    """Print rows under a header; columns of numbers are set to the right."""
+    table = [list(header), *(list(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    is_number = [
+        len(table) > 1 and all(_is_number(row[index]) for row in table[1:])
+        for index in range(len(header))
+    ]
+    for number, row in enumerate(table):
+        cells = (
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, is_number, strict=True)
+        )
+        colour = Colour.DIM if number == 0 else (colours[number - 1] if colours else None)
+        print(paint("  ".join(cells).rstrip(), colour))
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("+-").replace(".", "", 1).isdigit() or text in ("", "-")
