@@ -73,6 +73,7 @@ if TASK not in all_tasks():
 class SmallRun(msgspec.Struct):
     """A run that came to its end, one way or the other."""
 
+    directory: Path
     events: list[Event]
     result: TrainingResult | None
     error: EsperError | None
@@ -103,7 +104,7 @@ def small_run(
     except EsperError as raised:
         error = raised
     (log,) = directory.glob("*/events.jsonl")
-    return SmallRun(events=read_events(log), result=result, error=error)
+    return SmallRun(directory=log.parent, events=read_events(log), result=result, error=error)
 
 
 def read_events(log: Path) -> list[Event]:

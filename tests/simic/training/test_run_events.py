@@ -31,6 +31,7 @@ from esper.leyline.telemetry import (
     EventType,
     TelemetryLevel,
 )
+from esper.nissa.validation import validate_run
 from esper.simic.training.probes import RunProbes
 
 LEVELS = [level.name.lower() for level in TelemetryLevel]
@@ -233,6 +234,24 @@ def test_a_round_ends_in_order(lively: SmallRun) -> None:
             if event.round == index and event.step is None
         ]
         assert [kind for kind in tail if kind in order] == order
+
+
+def test_the_log_of_a_run_obeys_every_rule_of_its_readers(lively: SmallRun) -> None:
+    assert validate_run(lively.directory).findings == []
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_the_log_of_a_troubled_run_obeys_every_rule_of_its_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    lose_envs(monkeypatch, {(0, 1), (2, 0)})
+    break_envs(monkeypatch, phase, {(1, 2 if phase is not Phase.BUILD else 0)})
+
+    run = small_run(tmp_path, n_envs=3, max_epochs=4, n_episodes=2)
+
+    assert run.counts[EventType.GOVERNOR_ROLLBACK] == 4
+    assert run.counts[EventType.ENV_FAILED] == 2
+    assert validate_run(run.directory).findings == []
 
 
 def test_a_run_is_framed_and_numbered_without_gaps(lively: SmallRun) -> None:
