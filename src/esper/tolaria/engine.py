@@ -304,6 +304,7 @@ class LaneEngine(Generic[E, B]):
             step=step,
             envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
             failures=self._take_failures(),
+            feeder_wait_s=sum(crew.stream.take_waited_s() for crew in self._crews),
         )
 
     async def apply(self, decision: StepDecision) -> StepOutcome:

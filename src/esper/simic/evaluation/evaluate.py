@@ -174,6 +174,7 @@ async def _grow(plan: Plan) -> _Round:
     engine = build_engine(plan)
     control = ControlThread(build_control(plan), lane)
     last_step = plan.job.training.max_epochs - 1
+    episodes: dict[int, EpisodeRecord] = {}
     try:
         await control.begin_round(ROUND_INDEX)
         await engine.build_round(ROUND_INDEX)
@@ -186,8 +187,8 @@ async def _grow(plan: Plan) -> _Round:
                 best = await _best_of(plan, engine, evidence)
             decision = await control.decide(evidence)
             outcome = await engine.apply(decision)
-            await control.record(evidence, decision, outcome)
-        episodes = control.control.episodes
+            record = await control.record(evidence, decision, outcome)
+            episodes |= {episode.env_id: episode for episode in record.ended}
     finally:
         await engine.close()
         lane.close(CLOSE_TIMEOUT_S)

@@ -59,6 +59,7 @@ from esper.simic.telemetry.gradients import (
     collect_per_layer_gradients,
 )
 from esper.simic.telemetry.phases import PhaseProfiler
+from esper.simic.telemetry.step_events import StepRules
 from esper.simic.training.batch_ops import TrainRules
 from esper.simic.training.checkpoints import CheckpointStore
 from esper.simic.training.control import Control
@@ -79,6 +80,7 @@ from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
 from esper.simic.training.resuming import check_resumable, reopen_run, resolve_job
+from esper.simic.training.reward_ledger import rollback_penalty
 from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.vectorized_trainer import ControlThread, VectorizedPPOTrainer
@@ -530,11 +532,12 @@ def _build_trainer(
         reporter=Reporter(
             hub=get_hub(),
             config=config.telemetry,
-            num_envs=config.n_envs,
             plateau_threshold_pp=config.plateau_threshold,
             improvement_threshold_pp=config.improvement_threshold,
-            death_penalty=config.governor.death_penalty,
-            required_stable_steps=TrackerRules().steps_to_stabilize,
+            step_rules=StepRules(
+                required_stable_steps=TrackerRules().steps_to_stabilize,
+                penalty=rollback_penalty(config.governor.death_penalty),
+            ),
             profiler=PhaseProfiler(run.profiler.phases),
             escalation=state.escalation,
         ),
