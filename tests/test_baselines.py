@@ -16,7 +16,7 @@ COMMANDS = {
         "ppo --preset cifar_baseline --task cifar_baseline --rounds 1 --envs 1 --episode-length 5 "
         "--data synthetic"
     ),
-    "digits.json": "ppo --task digits --rounds 1 --set training.lifecycle.auto_forward=[1,2,3]",
+    "digits.json": "ppo --task digits --rounds 1",
 }
 """The runs behind the baselines. The first is the shortest whole run, on the stand-in for CIFAR-10
 that every machine has; in the second a fresh policy prunes seeds and keeps one."""
