@@ -1,3 +1,19 @@
 """Esper trains neural networks that grow while they train."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["__version__", "load_grown"]
+
 __version__ = "0.1.0"
+
+
+def load_grown(path: Path | str) -> "nn.Module":
+    """Load a network that Esper has grown, ready to use: an ordinary module in evaluation mode."""
+    # torch takes seconds to load, and most of what imports this package does without it.
+    from esper.simic.training import grown
+
+    return grown.load_grown(path)

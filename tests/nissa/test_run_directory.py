@@ -12,7 +12,7 @@ import pytest
 from tests.nissa.making import FailingFiles
 
 from esper.leyline.config import Job, ProfilerConfig, RunOptions
-from esper.leyline.errors import TelemetryLostError, UnreadableFileError
+from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.nissa.run_directory import (
     build_manifest,
     create_run_directory,
@@ -64,7 +64,7 @@ def test_full_disk_is_told_with_path_and_errno(tmp_path: Path) -> None:
     files = FailingFiles()
     files.write_error = errno.ENOSPC
     manifest = build_manifest(Job(), command="ppo", machine_kind="kind")
-    with pytest.raises(TelemetryLostError, match=r"injected \(errno 28\); no event is on disk"):
+    with pytest.raises(UsageError, match=r"injected; choose another place with --telemetry-dir"):
         create_run_directory(tmp_path, manifest, files=files)
 
 

@@ -22,7 +22,9 @@ def test_tables_are_listed_name_first(
     capsys: pytest.CaptureFixture[str], command: str, names: dict[str, object]
 ) -> None:
     assert main([command]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(names)
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    # Tasks that were registered in this process follow those that ship.
+    assert listed[: len(names)] == list(names)
 
 
 def test_flags_files_and_settings_are_merged_in_that_order(

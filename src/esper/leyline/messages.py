@@ -11,7 +11,7 @@ import msgspec
 from esper.leyline.actions import ActionOutcome, ActionSpec
 from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.payloads import CoalitionResult, HeadChoice, Payload
-from esper.leyline.reports import SeedReport
+from esper.leyline.reports import EpisodeRecord, SeedReport
 from esper.leyline.rewards import RewardComponents
 from esper.leyline.signals import TrainingSignals
 
@@ -20,6 +20,7 @@ __all__ = [
     "EnvEvidence",
     "EnvFailure",
     "EnvOutcome",
+    "EnvTestResult",
     "Panic",
     "PanicReason",
     "PenaltyOutcome",
@@ -101,6 +102,15 @@ class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Gradient anomalies and the like that the passes came across."""
 
 
+class EnvTestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one env's network is worth on data that no decision has seen."""
+
+    env_id: int
+    loss: float
+    accuracy_pct: float
+    num_samples: int
+
+
 class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What all envs showed in one step."""
 
@@ -109,6 +119,8 @@ class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     envs: tuple[EnvEvidence | None, ...]
     failures: tuple[EnvFailure, ...] = ()
     """Envs that broke since the last message."""
+    feeder_wait_s: float = 0.0
+    """How long the lanes, all together, had no batch to train on."""
 
 
 class DecisionDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,8 +129,6 @@ class DecisionDetail(msgspec.Struct, frozen=True, kw_only=True):
     value_estimate: float | None
     op_probabilities: dict[str, float | None]
     heads: dict[str, HeadChoice]
-    is_forced: bool
-    """WAIT was the only legal op."""
     observation_hash: str | None
 
 
@@ -176,10 +186,16 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step earned."""
+    """What one step earned, and what it ended."""
 
     rewards: tuple[float | None, ...]
     """Raw, before normalisation; None for quarantined and rolled-back envs."""
     components: tuple[RewardComponents | None, ...]
+    is_forced: tuple[bool, ...]
+    """WAIT was the only legal op."""
+    penalties: tuple[PenaltyOutcome | None, ...]
+    """What became of the penalties of this step's rollbacks."""
     alarms: tuple[tuple[int, Payload], ...] = ()
     """Suspicions about rewards, by env."""
+    ended: tuple[EpisodeRecord, ...] = ()
+    """Episodes that are over with this step, those of envs that broke included."""

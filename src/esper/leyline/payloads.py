@@ -495,7 +495,7 @@ class ScoreboardUpdated(Payload, frozen=True, kw_only=True):
     blueprints: tuple[BlueprintScore, ...]
     params_added: int
     compute_cost: float
-    """Estimated cost of the grown hosts over bare ones."""
+    """Estimated cost of a grown host over a bare one, on average over all hosts so far."""
 
 
 class TrendDetected(Payload, frozen=True, kw_only=True):

@@ -206,7 +206,18 @@ _DIGITS: Final = TaskSpec(
     seed_lr=0.005,
     batch_size=50,
     batch_mode=BatchMode.BROADCAST,
-    defaults={"slots": DEFAULT_SLOT_IDS, "max_epochs": 40, "n_episodes": 12, **_SMALL_POLICY},
+    defaults={
+        "slots": DEFAULT_SLOT_IDS,
+        "max_epochs": 40,
+        "n_episodes": 12,
+        # Two minutes are few updates: seeds pass their gates by themselves, so that the policy
+        # decides what grows, what stays and what goes, and it learns in large steps.
+        "lifecycle": {"auto_forward": (1, 2, 3)},
+        "lr": 0.003,
+        "entropy_coef": 0.02,
+        "value_warmup_batches": 0,
+        **_SMALL_POLICY,
+    },
     **_IMAGE_LOSSES,
 )
 

@@ -51,8 +51,8 @@ class FileSystem:
         source.replace(target)
 
     def remove(self, path: Path) -> None:
-        """Take a file's name away."""
-        path.unlink()
+        """Take a file's name away, if it is there."""
+        path.unlink(missing_ok=True)
 
     def fsync_directory(self, path: Path) -> None:
         """Force a directory's names to the disk."""
@@ -66,8 +66,8 @@ class FileSystem:
 def write_atomically(files: FileSystem, path: Path, data: bytes) -> None:
     """Write a file so that after a crash there is the old one or the new one, whole."""
     temporary = path.with_name(path.name + ".tmp")
-    descriptor = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
+        descriptor = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             files.write(descriptor, data)
             files.fsync(descriptor)

@@ -13,7 +13,7 @@ import msgspec
 
 from esper import __version__
 from esper.leyline.config import Job
-from esper.leyline.errors import TelemetryLostError, UnreadableFileError
+from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa.files import FileSystem, write_atomically
@@ -52,8 +52,11 @@ def create_run_directory(
         files.make_directory(run_dir / CHECKPOINTS_DIRECTORY)
         write_atomically(files, run_dir / MANIFEST_FILE, data)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise TelemetryLostError(run_dir, error.errno, reason, None) from error
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"{run_dir}: cannot make the run's directory: {reason}; choose another place with "
+            "--telemetry-dir"
+        ) from error
     return run_dir
 
 

@@ -46,7 +46,6 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summary_of(result: "TrainingResult") -> RunSummary:
     """Sum a run up."""
-    event = result.state.scoreboard.event()
     return RunSummary(
         run_dir=str(result.run_dir),
         rounds=tuple(_round_row(summary) for summary in result.history),
@@ -58,7 +57,7 @@ def summary_of(result: "TrainingResult") -> RunSummary:
                 pruned=score.num_pruned,
                 mean_contribution_pp=score.mean_contribution_pp,
             )
-            for score in event.blueprints
+            for score in result.state.scoreboard.scores()
         ),
         final_accuracy_pct=result.state.final_accuracy_pct,
         best_accuracy_pct=result.state.best_accuracy_pct,

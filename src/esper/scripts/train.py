@@ -15,6 +15,7 @@ from esper.leyline.tasks import PRESETS
 from esper.scripts.cli import add_version, run_command
 from esper.scripts.job_flags import add_job_flags, layers_from
 from esper.scripts.summary import summary_of
+from esper.scripts.train_eval import add_eval_flags, run_eval
 
 __all__ = ["main"]
 
@@ -46,6 +47,9 @@ def _build_parser() -> ArgumentParser:
         train.add_argument("--json", action="store_true", help="print the summary as JSON")
         add_job_flags(train)
         train.set_defaults(command=partial(_train, name))
+    evaluate = commands.add_parser("eval", help="measure a checkpoint's policy on fresh hosts")
+    add_eval_flags(evaluate)
+    evaluate.set_defaults(command=run_eval)
     commands.add_parser("tasks", help="list the tasks").set_defaults(command=_list_tasks)
     commands.add_parser("presets", help="list the presets").set_defaults(command=_list_presets)
     config = commands.add_parser("config", help="look at configurations")

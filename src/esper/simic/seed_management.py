@@ -8,8 +8,8 @@ import msgspec
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.config import TelemetryConfig
-from esper.leyline.payloads import LayerGradient, Payload
-from esper.leyline.telemetry import Draft, EventScope, EventType, TelemetryLevel
+from esper.leyline.payloads import LayerGradient, NumericalInstabilityDetected, Payload
+from esper.leyline.telemetry import Draft, EventScope, Severity, TelemetryLevel
 from esper.nissa.hub import Hub
 from esper.simic.agent.ppo_metrics import PPOMetrics, reduced
 from esper.simic.telemetry.emitters import Emit, aggregate_layer_gradient_health
@@ -80,14 +80,14 @@ def handle_telemetry_escalation(
 
 def emit_anomaly_diagnostics(
     emit: Emit,
-    hub: Hub,
     alarms: Iterable[Payload],
-    collect_layers: Callable[[], tuple[LayerGradient, ...]],
+    layers: Sequence[LayerGradient],
     round_index: int,
 ) -> None:
-    """Tell what is wrong with an update and, where somebody wants it, layer by layer."""
+    """Tell what is wrong with an update and, where somebody asked for it, layer by layer."""
     scope = EventScope(round=round_index)
     for alarm in alarms:
-        emit(Draft(alarm, scope))
-    if hub.wants(EventType.LAYER_GRADIENTS_COLLECTED):
-        emit(Draft(aggregate_layer_gradient_health(collect_layers()), scope))
+        is_halting = isinstance(alarm, NumericalInstabilityDetected) and alarm.is_halting
+        emit(Draft(alarm, scope, Severity.ERROR if is_halting else None))
+    if layers:
+        emit(Draft(aggregate_layer_gradient_health(layers), scope))

@@ -4,7 +4,7 @@ Shapes: N envs, T steps, D observation, S slots, F features, H hidden, K heads, 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -115,6 +115,7 @@ class PolicyNetwork(nn.Module):
         self.to_empty(device="cpu")
         self._initialize(generator)
         self.space = ActionSpace(spec.num_slots, spec.mixtures)
+        self._run_step: Callable[[Tensor, Tensor, LstmState], PolicyOutput] = self._step
 
     def _build(self, spec: PolicySpec) -> None:
         hidden, half = spec.hidden_dim, spec.hidden_dim // 2
@@ -169,8 +170,17 @@ class PolicyNetwork(nn.Module):
         zeros = self.lstm_norm.weight.new_zeros(num_envs, self.spec.hidden_dim)
         return LstmState(h=zeros, c=zeros.clone())
 
+    def compile_step(self, mode: str) -> None:
+        """Compile the step that every decision takes; its shapes never change within a run."""
+        self._run_step = torch.compile(
+            self._step, mode=None if mode == "default" else mode, dynamic=False
+        )
+
     def step(self, obs: Tensor, blueprints: Tensor, state: LstmState) -> PolicyOutput:
         """Run one step of all envs: obs [N, D], blueprints int64 [N, S] with -1 for empty."""
+        return self._run_step(obs, blueprints, state)
+
+    def _step(self, obs: Tensor, blueprints: Tensor, state: LstmState) -> PolicyOutput:
         encoded = self._encode(obs, blueprints).unsqueeze(1)
         recurrent, state = self._recur(encoded, state)
         return self._read(encoded.squeeze(1), recurrent.squeeze(1), state)

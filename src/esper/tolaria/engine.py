@@ -14,6 +14,7 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvOutcome,
+    EnvTestResult,
     Phase,
     StepDecision,
     StepEvidence,
@@ -55,6 +56,14 @@ class Engine(Protocol):
         """Carry out one decision per env and let the step pass."""
         ...
 
+    async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
+        """Measure every env on data that no decision has seen."""
+        ...
+
+    async def snapshot(self, env_id: int) -> dict[str, Any] | None:
+        """Copy what an env's network can be made from again; None for one that broke."""
+        ...
+
     async def close(self) -> None:
         """Release the envs and end the threads."""
         ...
@@ -85,6 +94,14 @@ class EnvWork(Protocol[E, B_contra]):
 
     def apply(self, env: E, decision: StepDecision) -> EnvOutcome:
         """Carry out the env's decision and let the step pass."""
+        ...
+
+    def test(self, env: E, beat: Callable[[], None]) -> EnvTestResult:
+        """Measure the env on the test data; `beat` is called between batches."""
+        ...
+
+    def snapshot(self, env: E) -> dict[str, Any]:
+        """Copy tensors and primitives that the env's network can be made from again."""
         ...
 
     def release(self, env: E) -> None:
@@ -158,6 +175,22 @@ class _Crew(Generic[E, B]):
                 found[env_id] = outcome
             self.lane.beat()
         return found
+
+    def test(self, step: int) -> dict[int, EnvTestResult]:
+        """Measure the envs one after another."""
+        where, beat = _Where(Phase.VALIDATE, step), self.lane.beat
+        found = {
+            env_id: self._try(where, env_id, self.work.test, env, beat)
+            for env_id, env in list(self.live.items())
+        }
+        return {env_id: result for env_id, result in found.items() if result is not None}
+
+    def snapshot(self, env_id: int) -> dict[str, Any] | None:
+        """Copy what an env's network can be made from again."""
+        env = self.live.get(env_id)
+        if env is None:
+            return None
+        return self._try(_Where(Phase.VALIDATE), env_id, self.work.snapshot, env)
 
     def release(self) -> None:
         """Let go of the envs."""
@@ -271,6 +304,7 @@ class LaneEngine(Generic[E, B]):
             step=step,
             envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
             failures=self._take_failures(),
+            feeder_wait_s=sum(crew.stream.take_waited_s() for crew in self._crews),
         )
 
     async def apply(self, decision: StepDecision) -> StepOutcome:
@@ -283,6 +317,17 @@ class LaneEngine(Generic[E, B]):
             envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
             failures=self._take_failures(),
         )
+
+    async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
+        """Measure every env on data that no decision has seen."""
+        calls = [crew.lane.submit(crew.test, step) for crew in self._crews]
+        found = _joined(await wait_for_all(calls))
+        return tuple(found.get(env_id) for env_id in range(self._num_envs))
+
+    async def snapshot(self, env_id: int) -> dict[str, Any] | None:
+        """Copy what an env's network can be made from again; None for one that broke."""
+        crew = next(crew for crew in self._crews if env_id in crew.env_ids)
+        return await crew.lane.run(crew.snapshot, env_id)
 
     async def close(self) -> None:
         """Release the envs and end the threads; those of a lane that hangs are left to it."""

@@ -185,6 +185,7 @@ class BatchStream(Generic[B]):
     def __init__(self, depth: int, stop: StopFlag) -> None:
         self._items: queue.Queue[B | None] = queue.Queue(depth)
         self._stop = stop
+        self._waited_s = 0.0
 
     def put(self, batch: B | None) -> None:
         """Hand a batch over, waiting for room; None ends the pass."""
@@ -197,12 +198,20 @@ class BatchStream(Generic[B]):
 
     def get(self) -> B | None:
         """Take the next batch, waiting for one; None at the end of the pass."""
+        began_s = time.perf_counter()
         while True:
             self._stop.checkpoint()
             try:
-                return self._items.get(timeout=POLL_S)
+                batch = self._items.get(timeout=POLL_S)
             except queue.Empty:
                 continue
+            self._waited_s += time.perf_counter() - began_s
+            return batch
+
+    def take_waited_s(self) -> float:
+        """Return for how long batches were waited for since the last call."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
 
     def end(self) -> None:
         """End the pass at once: what still waits is dropped. For a feeder that broke off."""

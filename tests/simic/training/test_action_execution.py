@@ -248,7 +248,6 @@ def test_a_chain_leads_from_the_proposal_over_what_the_slot_tells_to_the_commit(
         value_estimate=0.0,
         op_probabilities={},
         heads={},
-        is_forced=False,
         observation_hash="0123456789abcdef",
     )
     [outcome] = execute(world_of(), germination("r0c2"), details=(detail,)).outcomes

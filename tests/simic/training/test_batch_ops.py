@@ -37,7 +37,7 @@ GROWING = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 
 def grown_world(task: TaskSpec = IMAGES, **settings: object) -> World:
     """Return one env with a seed of each kind that trains."""
-    world = world_of(task, **settings)  # type: ignore[arg-type]
+    world = world_of(task, **settings)
     for env in world.envs:
         for slot_id, stage in zip(SLOTS, GROWING, strict=True):
             grow(env, slot_id, stage)
@@ -67,7 +67,7 @@ def test_without_seeds_a_pass_is_a_plain_loop_bit_for_bit(task: TaskSpec) -> Non
     for name, value in world.env.model.state_dict().items():
         assert has_same_bits(value, model.state_dict()[name]), name
     assert world.env.train_loss == pytest.approx(math.fsum(losses) / len(losses), rel=1e-6)
-    per_row = 1 if task is IMAGES else TEXT.host.block_size  # type: ignore[union-attr]
+    per_row = 1 if task is IMAGES else TEXT.host.block_size
     total = len(losses) * task.batch_size * per_row
     assert world.env.train.total == total
     assert world.env.train_accuracy_pct == pytest.approx(100 * num_correct / total)
@@ -179,8 +179,8 @@ def test_only_optimizers_with_gradients_go_through_the_scaler() -> None:
     scaler = env.scaler
     assert scaler is not None
     unscale, step = scaler.unscale_, scaler.step
-    scaler.unscale_ = lambda it: (asked.append(("unscale", it)), unscale(it))[1]  # type: ignore
-    scaler.step = lambda it: (asked.append(("step", it)), step(it))[1]  # type: ignore
+    scaler.unscale_ = lambda it: (asked.append(("unscale", it)), unscale(it))[1]
+    scaler.step = lambda it: (asked.append(("step", it)), step(it))[1]
     process_train_batch(env, batch_of(), 0, RULES)
     training = env.seed_optimizers.by_slot()["r0c1"]
     order = [env.host_optimizer, training]
@@ -256,9 +256,8 @@ KEEP = FenceCall("keep", "2")
 
 def test_a_step_asks_each_fence_for_these_operations_in_this_order() -> None:
     fences = [RecordingFence(), RecordingFence()]
-    world = world_of(n_envs=2, fences=fences, batch_size_per_env=None, val_batch_size=11)
-    batches = world.train_batches
-    assert len(batches) == 3
+    world = world_of(n_envs=2, fences=fences, val_batch_size=11)
+    assert len(world.train_batches) == 3
     world.wait()
     one_batch = [AWAIT, KEEP]
     train = [ENTER_TRAIN, *one_batch, LEAVE] * 3

@@ -1,6 +1,5 @@
 """Checkpoints: which are kept, what a failing disk leaves, and what is never read."""
 
-import errno
 import pickle
 from pathlib import Path
 
@@ -8,44 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simic.training.disks import FailingDisk
 from tests.simic.training.runs import digest_of
 
 from esper.leyline.errors import ExitCode, RunFailedError, UnreadableFileError
-from esper.nissa.files import FileSystem
 from esper.simic.training.checkpoints import (
     CheckpointStore,
     encode_checkpoint,
     read_checkpoint,
 )
-
-
-class FailingDisk(FileSystem):
-    """Raises at the n-th call that changes something; 0 for never."""
-
-    def __init__(self, fail_at: int = 0) -> None:
-        self.fail_at = fail_at
-        self.num_calls = 0
-
-    def _count(self) -> None:
-        self.num_calls += 1
-        if self.num_calls == self.fail_at:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def write(self, descriptor: int, data: bytes) -> None:
-        self._count()
-        super().write(descriptor, data)
-
-    def fsync(self, descriptor: int) -> None:
-        self._count()
-        super().fsync(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._count()
-        super().rename(source, target)
-
-    def fsync_directory(self, path: Path) -> None:
-        self._count()
-        super().fsync_directory(path)
 
 
 def contents_of(number: int) -> dict[str, object]:
@@ -100,6 +70,7 @@ def test_full_disk_at_any_moment_leaves_whole_checkpoints_and_says_so(tmp_path: 
         assert latest is not None
         assert read_checkpoint(latest)["number"] == int(latest.stem.removeprefix("round-"))
         assert caught.value.exit_code is ExitCode.FAILED
+        assert list(tmp_path.glob("*.tmp")) == []
 
 
 def test_checkpoint_survives_the_way_to_the_disk_bit_by_bit(tmp_path: Path) -> None:

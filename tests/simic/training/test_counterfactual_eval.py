@@ -78,7 +78,7 @@ def test_every_ablation_is_measured_as_if_it_were_alone(task: TaskSpec) -> None:
                 logits = env.model(batch.inputs, ablation)
                 loss, correct = loss_and_correct(logits, batch.targets)
             env_loss, env_correct = env_loss + loss, env_correct + correct
-        assert has_same_bits(env.val.loss[index], env_loss)  # type: ignore[arg-type]
+        assert has_same_bits(env.val.loss[index], env_loss)
         assert env.val.correct[index] == env_correct
 
 
@@ -119,7 +119,7 @@ def test_every_env_validates_on_the_whole_split(n_envs: int, val_batch_size: int
 
 def test_a_language_model_validates_on_every_token_of_the_split() -> None:
     [evidence] = world_of(TEXT).validate()
-    assert evidence.val_samples == NUM_VAL * TEXT.host.block_size  # type: ignore[union-attr]
+    assert evidence.val_samples == NUM_VAL * TEXT.host.block_size
 
 
 def test_accuracy_does_not_depend_on_how_the_split_is_cut() -> None:

@@ -108,6 +108,6 @@ def test_the_active_slot_is_the_one_whose_seed_is_furthest_fossils_aside() -> No
 
 def test_what_was_told_is_handed_over_once() -> None:
     world = world_of()
-    world.env.outbox.append("news")  # type: ignore[arg-type]
+    world.env.outbox.append("news")
     assert world.env.take_outbox() == ("news",)
     assert world.env.take_outbox() == ()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.simic.training.disks import FailingDisk
 from tests.simic.training.runs import (
     TINY_LM,
+    digest_of,
     last_checkpoint,
     lines_of,
     operational_events,
@@ -24,6 +27,7 @@ from esper.leyline.errors import (
     ConfigError,
     ExitCode,
     InterruptedRunError,
+    RunFailedError,
     UnreadableFileError,
     UsageError,
 )
@@ -38,7 +42,7 @@ from esper.simic.training.resuming import (
     load_run,
     run_directory_of,
 )
-from esper.simic.training.vectorized import run_job
+from esper.simic.training.vectorized import GROWN_FILE, run_job
 
 ROUNDS = 3
 
@@ -89,6 +93,10 @@ def resume(run_dir: Path, **training: Any) -> None:
     assert run_job(job, resumed=loaded).run_dir == run_dir
 
 
+def grown_digest(run_dir: Path) -> str:
+    return digest_of(torch.load(run_dir / GROWN_FILE, weights_only=True))
+
+
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody interrupted."""
@@ -106,6 +114,7 @@ def test_interrupted_and_resumed_run_equals_the_uninterrupted_one(
 
     assert lines_of(run_dir) == lines_of(whole_run)
     assert weights_digest(last_checkpoint(run_dir)) == weights_digest(last_checkpoint(whole_run))
+    assert grown_digest(run_dir) == grown_digest(whole_run)
     assert msgspec.structs.replace(load_run(last_checkpoint(run_dir)).state, history=()) == (
         msgspec.structs.replace(load_run(last_checkpoint(whole_run)).state, history=())
     )
@@ -185,6 +194,24 @@ def test_interruption_saves_the_last_finished_round_even_when_no_checkpoint_was_
     assert weights_digest(last_checkpoint(run_dir)) == weights_digest(last_checkpoint(whole))
 
 
+def test_run_that_met_a_full_disk_goes_on_from_the_checkpoint_before(
+    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Four calls per file: the second round's checkpoint fails after its first write.
+    disk = FailingDisk(fail_at=13)
+    with monkeypatch.context() as patched:
+        patched.setattr(vectorized, "CheckpointStore", partial(CheckpointStore, files=disk))
+        with pytest.raises(RunFailedError, match="the one before it is intact"):
+            tiny_run(tmp_path, n_episodes=ROUNDS)
+    (run_dir,) = tmp_path.iterdir()
+    assert b'"status":"failed"' in lines_of(run_dir)[-1]
+    assert load_run(last_checkpoint(run_dir)).state.rounds_completed < ROUNDS
+
+    resume(run_dir)
+
+    assert lines_of(run_dir) == lines_of(whole_run)
+
+
 def test_run_resumed_amid_an_escalation_goes_on_telling_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,11 +245,12 @@ def test_resumed_run_says_so_in_the_operational_log_alone(
     }
 
 
+@pytest.mark.parametrize("name", ["round-000001.pt", "best.pt"])
 def test_going_back_to_an_earlier_checkpoint_redoes_the_later_ones(
-    whole_run: Path, tmp_path: Path
+    name: str, whole_run: Path, tmp_path: Path
 ) -> None:
     run_dir = tiny_run(tmp_path, n_episodes=ROUNDS).run_dir
-    loaded = load_run(run_dir / "checkpoints" / "round-000001.pt")
+    loaded = load_run(run_dir / "checkpoints" / name)
 
     run_job(loaded.job, resumed=loaded)
 
@@ -390,19 +418,16 @@ def test_checkpoint_never_holds_the_servers_token(tmp_path: Path) -> None:
         assert secret.encode() not in path.read_bytes()
 
 
-def test_best_checkpoint_is_the_best_of_those_saved(tmp_path: Path) -> None:
-    result = tiny_run(tmp_path, n_episodes=5, run={"checkpoint_every": 2})
-    means = {
-        summary.round + 1: summary.mean_accuracy_pct or 0.0
-        for summary in result.history
-        if summary.round + 1 in (2, 4, 5)
-    }
+@pytest.mark.parametrize("every", [1, 10])
+def test_best_checkpoint_is_that_of_the_round_with_the_highest_accuracy(
+    every: int, tmp_path: Path
+) -> None:
+    result = tiny_run(tmp_path, n_episodes=4, run={"checkpoint_every": every})
+    means = [summary.mean_accuracy_pct or 0.0 for summary in result.history]
 
     best = load_run(result.run_dir / "checkpoints" / "best.pt").state
 
-    first_best = min(rounds for rounds, mean in means.items() if mean == max(means.values()))
-    assert best.rounds_completed == first_best
-    assert CheckpointStore(result.run_dir / "checkpoints").latest() is not None
+    assert best.rounds_completed == 1 + means.index(max(means))
 
 
 def test_language_models_are_ranked_by_loss(tmp_path: Path) -> None:

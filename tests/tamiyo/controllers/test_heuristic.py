@@ -26,6 +26,7 @@ from esper.tamiyo.controllers.heuristic import ROTATIONS, HeuristicController, H
 
 STUCK = make_signals(is_stabilized=True, plateau_steps=3)
 FULL = AlphaState(alpha=1.0, target=1.0)
+HALF = AlphaState(alpha=0.5, target=0.5)
 RAMPING = AlphaState(alpha=0.4, target=1.0, mode=AlphaMode.UP, steps_total=5, steps_done=2)
 NEVER_PATIENT = HeuristicRules(patience_steps=10_000)
 
@@ -106,26 +107,33 @@ def seed(stage: Stage, **facts: object) -> SeedReport:
     return make_report("r0c1", stage, **{"alpha": alpha, **facts})
 
 
-DROPPED = {"accuracy_at_stage_start_pct": 60.0, "current_accuracy_pct": 57.9}
 CASES = {
     "a germinated seed": (seed(Stage.GERMINATED), Op.ADVANCE),
     "a training seed": (seed(Stage.TRAINING), Op.ADVANCE),
-    "a training seed that drops": (seed(Stage.TRAINING, steps_in_stage=5, **DROPPED), Op.PRUNE),
-    "a training seed that drops early": (
-        seed(Stage.TRAINING, steps_in_stage=4, **DROPPED),
-        Op.ADVANCE,
-    ),
-    "a training seed that drops a little": (
-        seed(Stage.TRAINING, steps_in_stage=5, **{**DROPPED, "current_accuracy_pct": 58.0}),
+    "a training seed whose host drops": (
+        seed(
+            Stage.TRAINING,
+            steps_in_stage=8,
+            accuracy_at_stage_start_pct=60.0,
+            current_accuracy_pct=20.0,
+        ),
         Op.ADVANCE,
     ),
     "a blending seed on its ramp": (seed(Stage.BLENDING, alpha=RAMPING), Op.WAIT),
     "a blending seed at full alpha": (seed(Stage.BLENDING), Op.ADVANCE),
-    "a blending seed at half alpha": (
-        seed(Stage.BLENDING, alpha=AlphaState(alpha=0.5, target=0.5)),
+    "a blending seed at half alpha": (seed(Stage.BLENDING, alpha=HALF), Op.WAIT),
+    "a blending seed that does harm": (
+        seed(Stage.BLENDING, steps_in_stage=5, contribution_pp=-2.1, alpha=HALF),
+        Op.PRUNE,
+    ),
+    "a blending seed that does harm early": (
+        seed(Stage.BLENDING, steps_in_stage=4, contribution_pp=-2.1, alpha=HALF),
         Op.WAIT,
     ),
-    "a blending seed that drops": (seed(Stage.BLENDING, steps_in_stage=5, **DROPPED), Op.PRUNE),
+    "a blending seed that does a little harm": (
+        seed(Stage.BLENDING, steps_in_stage=5, contribution_pp=-2.0, alpha=HALF),
+        Op.WAIT,
+    ),
     "a held seed, unmeasured": (seed(Stage.HOLDING), Op.WAIT),
     "a held seed that contributes": (seed(Stage.HOLDING, contribution_pp=0.6), Op.FOSSILIZE),
     "a held seed that does not": (seed(Stage.HOLDING, contribution_pp=0.5), Op.PRUNE),

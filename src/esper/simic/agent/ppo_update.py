@@ -200,6 +200,8 @@ def run_update(
 ) -> UpdateTrace:
     """Take optimizer steps over minibatches of whole rows until the epochs or the KL are spent.
 
+    The last minibatch's gradients are left in place, for a closer look after an anomaly.
+
     Args:
         network: what is trained.
         optimizer: over the network's parameters.
@@ -216,9 +218,7 @@ def run_update(
                 check_cancelled()
             if not _step(network, optimizer, batch.rows(rows), config, weights, trace):
                 trace.kl_stop_epoch = epoch
-                optimizer.zero_grad(set_to_none=True)
                 return trace
-    optimizer.zero_grad(set_to_none=True)
     return trace
 
 

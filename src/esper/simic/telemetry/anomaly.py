@@ -22,7 +22,13 @@ from esper.leyline.payloads import (
     ValueCollapseDetected,
 )
 
-__all__ = ["AnomalyRules", "AnomalyState", "detect_anomalies", "note_skipped_update"]
+__all__ = [
+    "AnomalyRules",
+    "AnomalyState",
+    "detect_anomalies",
+    "note_idle_update",
+    "note_skipped_update",
+]
 
 
 class AnomalyRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +105,11 @@ def note_skipped_update(
     return msgspec.structs.replace(state, consecutive_skips=skips), alarm
 
 
+def note_idle_update(state: AnomalyState) -> AnomalyState:
+    """Take note that a round taught nothing although its numbers were fine."""
+    return msgspec.structs.replace(state, consecutive_skips=0)
+
+
 def _ratio_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[Payload]:
     worst = max(update.heads, key=lambda head: update.heads[head].ratio_max or 0.0, default=None)
     if update.ratio_max is not None and update.ratio_max > rules.max_ratio:
@@ -160,10 +171,11 @@ def _entropy_alarms(
 ) -> Iterator[Payload]:
     for head in HEADS:
         streak = streaks.get(head, 0)
-        if streak >= rules.collapse_updates:
+        entropy = heads[head].entropy if head in heads else None
+        if streak >= rules.collapse_updates and entropy is not None:
             yield EntropyCollapseDetected(
                 head=head.value,
-                entropy=heads[head].entropy if head in heads else None,
+                entropy=entropy,
                 threshold=HEAD_SPECS[head].collapse_threshold,
                 consecutive_updates=streak,
             )
@@ -172,18 +184,17 @@ def _entropy_alarms(
 def _lstm_alarms(health: LstmHealth | None, rules: AnomalyRules) -> Iterator[Payload]:
     if health is None:
         return
-    if health.has_nan or health.has_inf:
-        yield LstmAnomalyDetected(kind="nonfinite", state="h", rms=health.h_rms)
-        return
     figures = (
         ("h", health.h_rms, health.h_env_rms_max),
         ("c", health.c_rms, health.c_env_rms_max),
     )
     for name, rms, env_max in figures:
-        if env_max is not None and env_max > rules.max_lstm_rms:
-            yield LstmAnomalyDetected(kind="exploding", state=name, rms=env_max)
-        if rms is not None and rms < rules.min_lstm_rms:
+        if rms is None or not math.isfinite(rms):
+            yield LstmAnomalyDetected(kind="nonfinite", state=name, rms=rms)
+        elif rms < rules.min_lstm_rms:
             yield LstmAnomalyDetected(kind="vanishing", state=name, rms=rms)
+        elif env_max is not None and env_max > rules.max_lstm_rms:
+            yield LstmAnomalyDetected(kind="exploding", state=name, rms=env_max)
 
 
 def _gradient_health(norm: float | None, rules: AnomalyRules) -> float | None:

@@ -134,6 +134,8 @@ def emit_last_action(
     reward: float,
     components: RewardComponents,
     scope: EventScope,
+    *,
+    is_forced: bool,
 ) -> None:
     """Tell an env's decision and what became of it; heads that did not matter are left out."""
     action, result = outcome.outcome.action, outcome.outcome
@@ -149,7 +151,7 @@ def emit_last_action(
         alpha_speed=action.alpha_speed.name if Head.ALPHA_SPEED in matters else None,
         alpha_curve=action.alpha_curve.name if Head.ALPHA_CURVE in matters else None,
         succeeded=result.succeeded,
-        is_forced=detail is not None and detail.is_forced,
+        is_forced=is_forced,
         veto_reason=result.veto_reason,
         failure_reason=result.failure_reason,
         value_estimate=None if detail is None else detail.value_estimate,

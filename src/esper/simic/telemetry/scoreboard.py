@@ -71,29 +71,33 @@ class Scoreboard(msgspec.Struct, frozen=True, kw_only=True):
                         params_added += payload.num_params
         return Scoreboard(blueprints=blueprints, params_added=params_added)
 
-    def event(self) -> ScoreboardUpdated:
-        """Return the standing as an event."""
+    def scores(self) -> tuple[BlueprintScore, ...]:
+        """Return the standing of each blueprint, by name."""
+        return tuple(
+            BlueprintScore(
+                blueprint=name,
+                num_germinated=tally.num_germinated,
+                num_fossilized=tally.num_fossilized,
+                num_pruned=tally.num_pruned,
+                mean_contribution_pp=_mean(tally.contribution_sum_pp, tally.num_contributions),
+                mean_improvement_pp=_mean(tally.improvement_sum_pp, tally.num_improvements),
+                mean_age_steps=_mean(tally.age_sum_steps, tally.num_fossilized + tally.num_pruned),
+            )
+            for name, tally in sorted(self.blueprints.items())
+        )
+
+    def event(self, *, num_hosts: int) -> ScoreboardUpdated:
+        """Return the standing as an event; costs are shared by all hosts there were so far."""
         return ScoreboardUpdated(
-            blueprints=tuple(
-                BlueprintScore(
-                    blueprint=name,
-                    num_germinated=tally.num_germinated,
-                    num_fossilized=tally.num_fossilized,
-                    num_pruned=tally.num_pruned,
-                    mean_contribution_pp=_mean(tally.contribution_sum_pp, tally.num_contributions),
-                    mean_improvement_pp=_mean(tally.improvement_sum_pp, tally.num_improvements),
-                    mean_age_steps=_mean(
-                        tally.age_sum_steps, tally.num_fossilized + tally.num_pruned
-                    ),
-                )
-                for name, tally in sorted(self.blueprints.items())
-            ),
+            blueprints=self.scores(),
             params_added=self.params_added,
-            compute_cost=1.0
-            + sum(
-                (COMPUTE_MULTIPLIERS[Blueprint[name.upper()]] - 1.0) * tally.num_fossilized
-                for name, tally in sorted(self.blueprints.items())
-            ),
+            compute_cost=1.0 + self._added_cost() / num_hosts,
+        )
+
+    def _added_cost(self) -> float:
+        return sum(
+            (COMPUTE_MULTIPLIERS[Blueprint[name.upper()]] - 1.0) * tally.num_fossilized
+            for name, tally in sorted(self.blueprints.items())
         )
 
 

@@ -1,13 +1,15 @@
 """A step's events, in their published order: what was seen, then what was done, env by env."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvOutcome,
     PenaltyOutcome,
+    RollbackReport,
     StepDecision,
     StepEvidence,
     StepOutcome,
@@ -18,6 +20,7 @@ from esper.leyline.payloads import (
     EnvFailed,
     EpisodeOutcome,
     GovernorRollback,
+    ObservationStats,
     ShapleyComputed,
     ShapleyValue,
     TamiyoInitiated,
@@ -33,7 +36,48 @@ from esper.simic.telemetry.emitters import (
     emit_with_env_context,
 )
 
-__all__ = ["evidence_events", "failure_events", "outcome_events"]
+__all__ = ["StepRules", "step_events"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRules:
+    """What a run's configuration says that its steps' events repeat."""
+
+    required_stable_steps: int
+    """After how many a host counts as stable."""
+    penalty: float
+    """Of a rollback."""
+
+
+def step_events(
+    evidence: StepEvidence,
+    decision: StepDecision,
+    outcome: StepOutcome,
+    record: StepRecord,
+    *,
+    rules: StepRules,
+    observation_stats: ObservationStats | None = None,
+) -> list[Draft]:
+    """Return everything that a step tells, in order.
+
+    An env that broke before the decision is told first; one that broke in carrying it out, in its
+    place among the others.
+    """
+    drafts: list[Draft] = []
+    emit = drafts.append
+    ended = {episode.env_id: episode for episode in record.ended}
+    for failure in evidence.failures:
+        _emit_failure(emit, failure, ended[failure.env_id])
+    _emit_evidence(emit, evidence, ended, rules)
+    if observation_stats is not None:
+        emit(Draft(observation_stats, EventScope(round=evidence.round, step=evidence.step)))
+    failures = {failure.env_id: failure for failure in outcome.failures}
+    for env_id, env in enumerate(outcome.envs):
+        if env is not None:
+            _emit_outcome(emit, env, decision, record, ended.get(env_id), rules)
+        elif env_id in failures:
+            _emit_failure(emit, failures[env_id], ended[env_id])
+    return drafts
 
 
 def scope_of(round_index: int, step: int | None, env_id: int, num_envs: int) -> EventScope:
@@ -43,30 +87,29 @@ def scope_of(round_index: int, step: int | None, env_id: int, num_envs: int) -> 
     )
 
 
-def failure_events(
-    emit: Emit,
-    failures: Iterable[EnvFailure],
-    *,
-    round_index: int,
-    num_envs: int,
-    episodes: dict[int, EpisodeRecord],
+def _emit_failure(emit: Emit, failure: EnvFailure, episode: EpisodeRecord) -> None:
+    """Tell which env broke, and close the book of its episode."""
+    scope = EventScope(
+        round=episode.round,
+        step=failure.step,
+        env_id=failure.env_id,
+        episode_id=episode.episode_id,
+    )
+    payload = EnvFailed(
+        phase=failure.phase.value,
+        batch=failure.batch,
+        slot_id=failure.slot_id,
+        layer=failure.layer,
+        error_type=failure.error_type,
+        message=failure.message,
+    )
+    emit(Draft(payload, scope))
+    emit(Draft(_episode_outcome(episode), scope))
+
+
+def _emit_evidence(
+    emit: Emit, evidence: StepEvidence, ended: Mapping[int, EpisodeRecord], rules: StepRules
 ) -> None:
-    """Tell which envs broke, and close the books of their episodes."""
-    for failure in failures:
-        scope = scope_of(round_index, failure.step, failure.env_id, num_envs)
-        payload = EnvFailed(
-            phase=failure.phase.value,
-            batch=failure.batch,
-            slot_id=failure.slot_id,
-            layer=failure.layer,
-            error_type=failure.error_type,
-            message=failure.message,
-        )
-        emit(Draft(payload, scope))
-        emit(Draft(_episode_outcome(episodes[failure.env_id]), scope))
-
-
-def evidence_events(emit: Emit, evidence: StepEvidence, *, required_stable_steps: int) -> None:
     """Tell what the passes have shown."""
     num_envs = len(evidence.envs)
     present = [
@@ -75,50 +118,55 @@ def evidence_events(emit: Emit, evidence: StepEvidence, *, required_stable_steps
         if env is not None
     ]
     for env, scope in present:
-        _emit_counterfactuals(emit, env, scope)
+        _emit_counterfactuals(emit, env, scope, is_last=env.env_id in ended)
     for env, scope in present:
         emit_epoch_completed(emit, env, scope)
         emit_with_env_context(emit, env.alarms, scope)
         if env.became_stable:
             payload = TamiyoInitiated(
                 stable_steps=env.signals.stable_steps,
-                required_steps=required_stable_steps,
+                required_steps=rules.required_stable_steps,
                 val_loss=env.signals.val_loss,
             )
             emit(Draft(payload, scope))
 
 
-def outcome_events(
+def _emit_outcome(
     emit: Emit,
+    env: EnvOutcome,
     decision: StepDecision,
-    outcome: StepOutcome,
     record: StepRecord,
-    *,
-    penalties: dict[int, PenaltyOutcome],
-    death_penalty: float,
-    episodes: dict[int, EpisodeRecord],
+    episode: EpisodeRecord | None,
+    rules: StepRules,
 ) -> None:
-    """Tell what the decisions came to, env by env."""
-    num_envs = len(outcome.envs)
-    for env in outcome.envs:
-        if env is None:
-            continue
-        scope = scope_of(outcome.round, outcome.step, env.env_id, num_envs)
-        apply_slot_telemetry(emit, env.action_events, scope)
-        if env.rollback is not None:
-            _emit_rollback(emit, env, penalties.get(env.env_id), death_penalty, scope)
-        reward, components = record.rewards[env.env_id], record.components[env.env_id]
-        if reward is not None and components is not None:
-            detail = decision.details[env.env_id]
-            emit_last_action(emit, env, detail, reward, components, scope)
-        suspicions = (payload for env_id, payload in record.alarms if env_id == env.env_id)
-        emit_with_env_context(emit, suspicions, scope)
-        apply_slot_telemetry(emit, env.tick_events, scope)
-        if env.env_id in episodes:
-            emit(Draft(_episode_outcome(episodes[env.env_id]), scope))
+    """Tell what one env's decision came to."""
+    env_id = env.env_id
+    scope = scope_of(decision.round, decision.step, env_id, len(decision.actions))
+    apply_slot_telemetry(emit, env.action_events, scope)
+    penalty = record.penalties[env_id]
+    if env.rollback is not None and penalty is not None:
+        _emit_rollback(emit, env.rollback, penalty, rules.penalty, scope)
+    reward, components = record.rewards[env_id], record.components[env_id]
+    if reward is not None and components is not None:
+        emit_last_action(
+            emit,
+            env,
+            decision.details[env_id],
+            reward,
+            components,
+            scope,
+            is_forced=record.is_forced[env_id],
+        )
+    suspicions = (payload for owner, payload in record.alarms if owner == env_id)
+    emit_with_env_context(emit, suspicions, scope)
+    apply_slot_telemetry(emit, env.tick_events, scope)
+    if episode is not None:
+        emit(Draft(_episode_outcome(episode), scope))
 
 
-def _emit_counterfactuals(emit: Emit, env: EnvEvidence, scope: EventScope) -> None:
+def _emit_counterfactuals(
+    emit: Emit, env: EnvEvidence, scope: EventScope, *, is_last: bool
+) -> None:
     attribution = env.attribution
     if not env.coalitions:
         return
@@ -134,7 +182,7 @@ def _emit_counterfactuals(emit: Emit, env: EnvEvidence, scope: EventScope) -> No
         committed_accuracy_pct=attribution.committed_accuracy_pct,
     )
     emit(Draft(matrix, scope))
-    if attribution.shapley:
+    if attribution.shapley and is_last:
         values = tuple(
             ShapleyValue(
                 slot_id=estimate.player,
@@ -149,24 +197,22 @@ def _emit_counterfactuals(emit: Emit, env: EnvEvidence, scope: EventScope) -> No
 
 def _emit_rollback(
     emit: Emit,
-    env: EnvOutcome,
-    penalty: PenaltyOutcome | None,
-    death_penalty: float,
+    rollback: RollbackReport,
+    penalty: PenaltyOutcome,
+    amount: float,
     scope: EventScope,
 ) -> None:
-    assert env.rollback is not None
-    panic = env.rollback.panic
-    blamed = None if penalty is None else penalty.blamed_step
+    panic = rollback.panic
     payload = GovernorRollback(
         reason=panic.reason.value,
         loss_at_panic=panic.loss,
         loss_threshold=panic.threshold,
         consecutive_panics=panic.consecutive_anomalies,
-        penalty=-death_penalty,
-        is_penalty_attributed=blamed is not None,
-        blamed_step=blamed,
-        num_steps_forfeited=0 if penalty is None else penalty.num_steps_forfeited,
-        pruned_slots=env.rollback.pruned_slots,
+        penalty=amount,
+        is_penalty_attributed=penalty.blamed_step is not None,
+        blamed_step=penalty.blamed_step,
+        num_steps_forfeited=penalty.num_steps_forfeited,
+        pruned_slots=rollback.pruned_slots,
     )
     emit(Draft(payload, scope))
 

@@ -47,19 +47,18 @@ class CheckpointStore:
     def save(self, data: bytes, rounds_completed: int, *, is_best: bool) -> SavedCheckpoint:
         """Write a checkpoint and remove those that are no longer kept."""
         path = self._path_of(rounds_completed)
-        copies = [self.directory / BEST_FILE] if is_best else []
-        copies += [] if self.copy_to is None else [self.copy_to]
-        try:
-            for target in (path, *copies):
-                write_atomically(self.files, target, data)
-            for old in self._rounds()[:-NUM_KEPT]:
-                self.files.remove(old)
-        except OSError as error:
-            raise RunFailedError(
-                f"{error.filename or path}: the checkpoint could not be written: {error.strerror}; "
-                "the one before it is intact"
-            ) from error
+        self._write(path, data)
+        if is_best:
+            self.save_best(data)
+        if self.copy_to is not None:
+            self._write(self.copy_to, data)
+        for old in self._rounds()[:-NUM_KEPT]:
+            self.files.remove(old)
         return SavedCheckpoint(path=path, num_bytes=len(data))
+
+    def save_best(self, data: bytes) -> None:
+        """Write the checkpoint of the best round so far."""
+        self._write(self.directory / BEST_FILE, data)
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint, or None."""
@@ -82,6 +81,15 @@ class CheckpointStore:
         """Undo `set_aside`."""
         for path in paths:
             self.files.rename(_redone(path), path)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        try:
+            write_atomically(self.files, path, data)
+        except OSError as error:
+            raise RunFailedError(
+                f"{path}: the checkpoint could not be written: {error.strerror}; "
+                "the one before it is intact"
+            ) from error
 
     def _rounds(self) -> list[Path]:
         return sorted(self.directory.glob(f"{_PREFIX}*.pt"))

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import Op
-from esper.leyline.errors import RunFailedError
 from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
     EnvEvidence,
@@ -28,13 +27,12 @@ from esper.leyline.reports import EpisodeRecord, SeedReport
 from esper.leyline.rewards import HackingSuspicion, RewardComponents
 from esper.leyline.signals import TrainingSignals
 from esper.simic.agent.ppo_metrics import PPOMetrics
-from esper.simic.normalizers import REWARD_CLIP
 from esper.simic.rewards.scheme import RewardScheme
 from esper.simic.seed_management import aggregate_ppo_metrics, run_ppo_updates
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.policy_controller import PolicyController, StepFacts
-from esper.simic.training.reward_ledger import EpisodeLedger
-from esper.simic.training.round_tally import RoundTally
+from esper.simic.training.reward_ledger import EpisodeLedger, rollback_penalty
+from esper.simic.training.round_tally import RoundTally, materialize_legality
 from esper.tamiyo.controllers.protocol import Controller, Situation
 from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
 from esper.tamiyo.masks import ActionMasker
@@ -73,11 +71,14 @@ class Control:
     check_cancelled: Callable[[], None]
     ledgers: list[EpisodeLedger] = field(default_factory=list)
     tally: RoundTally = field(default_factory=RoundTally)
-    penalties: dict[int, PenaltyOutcome] = field(default_factory=dict)
-    """What became of this step's rollback penalties, by env."""
+    _is_forced: tuple[bool, ...] = ()
+    """Of the decisions under way: WAIT was the only legal op."""
     _feedback: list[ActionFeedback] = field(default_factory=list)
     _previous_rewards: list[float | None] = field(default_factory=list)
     _episodes: dict[int, EpisodeRecord] = field(default_factory=dict)
+    """Episodes of this round that are over, by env."""
+    _num_told: int = 0
+    """How many of them records have told already."""
     _num_rollbacks: int = 0
     _num_unattributed: int = 0
 
@@ -103,21 +104,19 @@ class Control:
         self._feedback = [ActionFeedback()] * self.num_envs
         self._previous_rewards = [None] * self.num_envs
         self._episodes.clear()
+        self._num_told = 0
         self._num_rollbacks = self._num_unattributed = 0
 
     def decide(self, evidence: StepEvidence) -> StepDecision:
         """Choose one action per env."""
         self._close_failed(evidence.envs)
-        if all(env is None for env in evidence.envs):
-            raise RunFailedError(
-                f"round {evidence.round}, step {evidence.step}: every env has failed; "
-                "the ENV_FAILED events say why, and the last checkpoint is intact"
-            )
         reports = [() if env is None else env.reports for env in evidence.envs]
         signals = [None if env is None else env.signals for env in evidence.envs]
         observed = self._observe(signals, reports)
         masks = self.masker.masks(reports)
-        self.tally.add_masks(masks, torch.tensor([env is not None for env in evidence.envs]))
+        legality = materialize_legality(masks)
+        self._is_forced = tuple(sum(row) == 1 for row in legality)
+        self.tally.add_legality(legality, [env is not None for env in evidence.envs])
         choice = self.controller.choose(
             Situation(
                 round=evidence.round,
@@ -140,7 +139,7 @@ class Control:
     ) -> StepRecord:
         """Reward what the decisions came to and remember the step."""
         self._close_failed(outcome.envs)
-        self.penalties.clear()
+        penalties: list[PenaltyOutcome | None] = [None] * self.num_envs
         rewards: list[float | None] = [None] * self.num_envs
         components: list[RewardComponents | None] = [None] * self.num_envs
         alarms: list[tuple[int, Payload]] = []
@@ -151,7 +150,7 @@ class Control:
                 op=done.outcome.effective_op, has_succeeded=done.outcome.succeeded
             )
             if done.rollback is not None:
-                self._roll_back(seen, done)
+                penalties[done.env_id] = self._roll_back(seen, done)
                 continue
             self.tally.add_outcome(done)
             result = self.ledgers[done.env_id].reward(seen, done)
@@ -160,11 +159,16 @@ class Control:
             components[done.env_id] = result.components
             alarms += [(done.env_id, _suspicion(found)) for found in result.suspicions]
         self._previous_rewards = rewards
-        self._remember(evidence, decision, outcome, rewards)
+        self._remember(evidence, outcome, rewards)
         if evidence.step == self.num_steps - 1:
             self._end_episodes(outcome)
         return StepRecord(
-            rewards=tuple(rewards), components=tuple(components), alarms=tuple(alarms)
+            rewards=tuple(rewards),
+            components=tuple(components),
+            is_forced=self._is_forced,
+            penalties=tuple(penalties),
+            alarms=tuple(alarms),
+            ended=self._take_ended(),
         )
 
     def learn(self) -> RoundResult:
@@ -184,11 +188,6 @@ class Control:
             update_ms=1e3 * (time.perf_counter() - began_s),
         )
 
-    @property
-    def episodes(self) -> dict[int, EpisodeRecord]:
-        """Return the episodes that are over, by env."""
-        return self._episodes
-
     def _observe(
         self,
         signals: Sequence[TrainingSignals | None],
@@ -200,7 +199,6 @@ class Control:
     def _remember(
         self,
         evidence: StepEvidence,
-        decision: StepDecision,
         outcome: StepOutcome,
         rewards: Sequence[float | None],
     ) -> None:
@@ -213,7 +211,7 @@ class Control:
             evidence.step,
             StepFacts(
                 effective_ops=ops,
-                is_forced=[detail is not None and detail.is_forced for detail in decision.details],
+                is_forced=self._is_forced,
                 rewards=[0.0 if reward is None else reward for reward in rewards],
                 contributions=contributions,
                 is_measured=is_measured,
@@ -233,14 +231,15 @@ class Control:
                 is_measured[place] = True
         return contributions, is_measured
 
-    def _roll_back(self, evidence: EnvEvidence, outcome: EnvOutcome) -> None:
-        env_id = outcome.env_id
-        penalty = -min(self.death_penalty, REWARD_CLIP)
-        self.ledgers[env_id].roll_back(evidence, outcome, penalty)
+    def _roll_back(self, evidence: EnvEvidence, outcome: EnvOutcome) -> PenaltyOutcome:
+        env_id, amount = outcome.env_id, rollback_penalty(self.death_penalty)
+        penalty = self.ledgers[env_id].roll_back(evidence, outcome, amount)
         self._num_rollbacks += 1
+        self._num_unattributed += penalty.blamed_step is None
         if self.learner is not None:
-            self.penalties[env_id] = self.learner.punish(env_id, penalty)
-            self._num_unattributed += self.penalties[env_id].blamed_step is None
+            blamed = self.learner.punish(env_id, amount)
+            assert blamed == penalty, f"env {env_id}: ledger and rollout blame different steps"
+        return penalty
 
     def _end_episodes(self, outcome: StepOutcome) -> None:
         live = [env for env in outcome.envs if env is not None]
@@ -263,6 +262,12 @@ class Control:
                 )
                 if self.learner is not None:
                     self.learner.give_up(env_id)
+
+    def _take_ended(self) -> tuple[EpisodeRecord, ...]:
+        """Return the episodes that are over and were not told yet, in the order of their ends."""
+        ended = tuple(self._episodes.values())[self._num_told :]
+        self._num_told = len(self._episodes)
+        return ended
 
 
 def _suspicion(found: HackingSuspicion) -> RewardHackingSuspected:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.legality import ActionRules
-from esper.leyline.messages import EnvEvidence, EnvOutcome, StepDecision
+from esper.leyline.messages import EnvEvidence, EnvOutcome, EnvTestResult, StepDecision
 from esper.runtime.batches import Batch
 from esper.simic.attribution.configurations import AblationPlan
 from esper.simic.telemetry.gradients import seed_anomalies
@@ -14,6 +15,7 @@ from esper.simic.training.batch_ops import (
     TrainRules,
     materialize_train_pass,
     process_train_batch,
+    process_val_batch,
 )
 from esper.simic.training.counterfactual_eval import (
     build_ablation_plan,
@@ -22,6 +24,7 @@ from esper.simic.training.counterfactual_eval import (
     process_fused_val_batch,
 )
 from esper.simic.training.env_factory import EnvFactoryContext, create_env_state
+from esper.simic.training.grown import materialize_grown_state
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.masks import ActionMasker
 from esper.tamiyo.tracker import Measurement
@@ -30,7 +33,7 @@ from esper.tolaria.fences import drain
 __all__ = ["TrainingWork"]
 
 ValidationBatches = Callable[[], Iterable[Sequence[Batch]]]
-"""Walks the whole validation split; each item has one share per env."""
+"""Walks a whole split; each item has one share per env."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -42,6 +45,8 @@ class TrainingWork:
     action_rules: ActionRules
     masker: ActionMasker
     validation: ValidationBatches
+    testing: ValidationBatches | None = None
+    """Walks the test split, which training never does; only an evaluation needs it."""
 
     def build(self, round_index: int, env_id: int) -> ParallelEnvState:
         """Build an env."""
@@ -125,6 +130,20 @@ class TrainingWork:
         )
         return result.outcomes[0]
 
+    def test(self, env: ParallelEnvState, beat: Callable[[], None]) -> EnvTestResult:
+        """Measure the network as it is on data that no decision has seen."""
+        assert self.testing is not None, "this work was given no test data"
+        env.model.eval()
+        env.start_validation(num_configs=1)
+        for shares in self.testing():
+            process_val_batch(env, shares[env.env_idx], self.rules.autocast)
+            beat()
+        return materialize_test_result(env)
+
+    def snapshot(self, env: ParallelEnvState) -> dict[str, Any]:
+        """Copy what the network can be made from again."""
+        return materialize_snapshot(env)
+
     def release(self, env: ParallelEnvState) -> None:
         """Wait for the device, so that an env's memory can be used again."""
         drain(env.fence)
@@ -139,6 +158,24 @@ class TrainingWork:
             round_index=env.round_index,
             env_id=env.env_idx,
         )
+
+
+def materialize_test_result(env: ParallelEnvState) -> EnvTestResult:
+    """Wait for the device once and read what the test pass has accumulated."""
+    env.fence.synchronize()
+    losses, accuracies = env.val.materialize_means()
+    return EnvTestResult(
+        env_id=env.env_idx,
+        loss=losses[0],
+        accuracy_pct=accuracies[0],
+        num_samples=env.val.total,
+    )
+
+
+def materialize_snapshot(env: ParallelEnvState) -> dict[str, Any]:
+    """Wait for the device once and copy the network."""
+    env.fence.synchronize()
+    return materialize_grown_state(env.model)
 
 
 def _note_attribution(env: ParallelEnvState, attribution: AttributionEvidence) -> None:

@@ -16,6 +16,7 @@ from esper.simic.training.checkpoints import (
     SavedCheckpoint,
     encode_checkpoint,
 )
+from esper.simic.training.grown import GrownWriter
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.run_state import RunState
 
@@ -36,8 +37,7 @@ class CheckpointHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The last event that was on disk when it was taken; -1 for none."""
     is_best: bool
     is_announced: bool
-    """A CHECKPOINT_SAVED follows the event `log_seq`; not so for one that an interruption forced,
-    as an uninterrupted run has none there."""
+    """A CHECKPOINT_SAVED follows the event `log_seq`; not so where none was due."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,8 @@ class Keeper:
     every: int
     is_judged_by_loss: bool
     """Best means the lowest loss, as for language models, and not the highest accuracy."""
-    resumed: LoadedRun | None = None
+    resumed: LoadedRun | None
+    grown: GrownWriter
     _held: _Held | None = None
 
     def is_due(self, rounds_completed: int, num_rounds: int) -> bool:
@@ -107,13 +108,18 @@ class Keeper:
         self._held = None
         return _announcement(header, saved)
 
-    def hold(self, state: RunState) -> None:
-        """Be ready to save a round that ends without a checkpoint, should the next one break."""
-        header = self._header(state, is_best=False, is_announced=False)
+    def hold(self, state: RunState, *, is_best: bool) -> None:
+        """Be ready to save a round that ends without a checkpoint, should the next one break.
+
+        The best round is saved as such at once, due or not.
+        """
+        header = self._header(state, is_best=is_best, is_announced=False)
+        data = self._encoded(header)
+        if is_best:
+            self.hub.flush()
+            self.store.save_best(data)
         self._held = _Held(
-            data=self._encoded(header),
-            rounds_completed=state.rounds_completed,
-            log_seq=header.log_seq,
+            data=data, rounds_completed=state.rounds_completed, log_seq=header.log_seq
         )
 
     def save_held(self) -> None:

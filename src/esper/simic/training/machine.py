@@ -6,12 +6,26 @@ from contextlib import contextmanager
 
 import torch
 
+from esper.leyline.config import CompileMode
 from esper.nissa.run_directory import cpu_model
 
-__all__ = ["machine_kind", "num_lanes_for", "one_thread_per_worker", "warm_up_math"]
+__all__ = [
+    "compile_mode_for",
+    "machine_kind",
+    "num_lanes_for",
+    "one_thread_per_worker",
+    "warm_up_math",
+]
 
 
-def machine_kind(device: torch.device, compile_mode: str) -> str:
+def compile_mode_for(asked: CompileMode, device: torch.device) -> CompileMode:
+    """Return how the policy is compiled: as asked, else not at all on the CPU."""
+    if asked is not CompileMode.AUTO:
+        return asked
+    return CompileMode.OFF if device.type == "cpu" else CompileMode.DEFAULT
+
+
+def machine_kind(device: torch.device, compile_mode: CompileMode) -> str:
     """Return what two runs must share so that their bits may be compared."""
     parts = (
         f"torch {torch.__version__}",
@@ -19,7 +33,7 @@ def machine_kind(device: torch.device, compile_mode: str) -> str:
         cpu_model(),
         device.type,
         f"{torch.get_num_threads()} intra-op thread",
-        f"compile {compile_mode}",
+        f"compile {compile_mode.value}",
     )
     return ", ".join(parts)
 

@@ -65,7 +65,7 @@ class PolicyController:
     _round_index: int = 0
     _raw_obs: list[Tensor] = field(default_factory=list)
     last_observation: Tensor | None = None
-    """What the policy was last shown, normalised."""
+    """What the policy was last shown of the envs that are still there, normalised."""
     _pending: _Pending | None = None
 
     def __post_init__(self) -> None:
@@ -89,18 +89,19 @@ class PolicyController:
 
     def choose(self, situation: Situation) -> Choice:
         """Decide for all envs in one forward pass, with two transfers to the host."""
-        self._raw_obs.append(situation.observations.observations)
+        is_live = [env is not None for env in situation.envs]
+        # The row of a quarantined env is made up; nothing may be learned from it.
+        self._raw_obs.append(situation.observations.observations[is_live])
         obs, blueprints = self._seen(situation.observations)
         masks = _on_device(situation.masks, self.agent.device)
         generator = None if self.is_greedy else self._actions
         decision = self.agent.decide(obs, blueprints, masks, self.lstm_state, generator=generator)
         self.lstm_state = decision.state
-        self.last_observation = obs
+        self.last_observation = obs[is_live]
         self._pending = _Pending(obs=obs, blueprints=blueprints, masks=masks, decision=decision)
         indices = materialize_actions(decision)
         actions = [parse_sampled_action(row, self.slot_ids) for row in indices]
         details = _details(indices, decision, actions, situation)
-        is_live = [env is not None for env in situation.envs]
         return Choice(
             actions=tuple(a if live else None for a, live in zip(actions, is_live, strict=True)),
             details=tuple(d if live else None for d, live in zip(details, is_live, strict=True)),
@@ -222,7 +223,6 @@ def _details(
                     op.name: value for op, value in zip(Op, probabilities, strict=True)
                 },
                 heads=heads,
-                is_forced=num_valid[HEADS.index(Head.OP)] == 1,
                 observation_hash=None if is_waiting else _materialize_hash(raw[env_id]),
             )
         )

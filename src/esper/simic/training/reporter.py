@@ -1,18 +1,11 @@
 """The reporter: turns what a run does into events and publishes them in program order."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from esper.leyline.config import TelemetryConfig
-from esper.leyline.messages import (
-    EnvFailure,
-    PenaltyOutcome,
-    StepDecision,
-    StepEvidence,
-    StepOutcome,
-    StepRecord,
-)
+from esper.leyline.messages import StepDecision, StepEvidence, StepOutcome, StepRecord
 from esper.leyline.payloads import (
     AllocatorStats,
     BatchStats,
@@ -26,8 +19,8 @@ from esper.leyline.payloads import (
     PPOUpdateCompleted,
     TrendDetected,
 )
-from esper.leyline.reports import BatchSummary, EpisodeRecord
-from esper.leyline.telemetry import RUN_SCOPE, Draft, EventScope, EventType
+from esper.leyline.reports import BatchSummary
+from esper.leyline.telemetry import RUN_SCOPE, Draft, EventScope
 from esper.nissa.hub import Hub
 from esper.simic.seed_management import (
     Escalation,
@@ -44,7 +37,7 @@ from esper.simic.telemetry.emitters import (
     emit_throughput,
 )
 from esper.simic.telemetry.phases import PhaseProfiler
-from esper.simic.telemetry.step_events import evidence_events, failure_events, outcome_events
+from esper.simic.telemetry.step_events import StepRules, step_events
 from esper.simic.training.control import RoundResult
 from esper.simic.training.run_state import RunState
 from esper.tolaria.fences import MemoryStats
@@ -63,7 +56,8 @@ class RoundFigures:
     summary: BatchSummary
     update: PPOUpdateCompleted | None
     alarms: tuple[Payload, ...]
-    collect_layers: Callable[[], tuple[LayerGradient, ...]]
+    layers: tuple[LayerGradient, ...]
+    """The policy's gradients layer by layer, where somebody wants them."""
     state_before: RunState
     progress: float
     memory: tuple[tuple[str, MemoryStats], ...]
@@ -75,27 +69,24 @@ class Reporter:
 
     hub: Hub
     config: TelemetryConfig
-    num_envs: int
     plateau_threshold_pp: float
     improvement_threshold_pp: float
-    death_penalty: float
-    required_stable_steps: int
+    step_rules: StepRules
     profiler: PhaseProfiler = field(default_factory=PhaseProfiler)
     escalation: Escalation = field(default_factory=Escalation)
     train_samples: int = 0
     val_samples: int = 0
     env_steps: int = 0
+    feeder_wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Go on with an escalation that a checkpoint brought along."""
+        self.escalate(has_anomaly=False)
 
     async def timed(self, phase: str, work: Awaitable[T]) -> T:
         """Await a phase of a step and measure it."""
         with self.profiler.phase(phase):
             return await work
-
-    def restore_level(self) -> None:
-        """Go on telling as much as before the run was resumed."""
-        self.escalation = handle_telemetry_escalation(
-            self.hub, self.escalation, has_anomaly=False, config=self.config
-        )
 
     async def publish(self, drafts: list[Draft]) -> None:
         """Send events, waiting for room without blocking the loop."""
@@ -106,19 +97,11 @@ class Reporter:
         """Send one event."""
         await self.publish([Draft(payload, scope)])
 
-    async def failures(
-        self, round_index: int, failures: tuple[EnvFailure, ...], episodes: dict[int, EpisodeRecord]
-    ) -> None:
-        """Tell which envs broke."""
-        drafts: list[Draft] = []
-        failure_events(
-            drafts.append,
-            failures,
-            round_index=round_index,
-            num_envs=self.num_envs,
-            episodes=episodes,
+    def escalate(self, *, has_anomaly: bool) -> None:
+        """Tell more for a while after an anomaly, and less again when that is over."""
+        self.escalation = handle_telemetry_escalation(
+            self.hub, self.escalation, has_anomaly=has_anomaly, config=self.config
         )
-        await self.publish(drafts)
 
     async def step(
         self,
@@ -126,86 +109,68 @@ class Reporter:
         decision: StepDecision,
         outcome: StepOutcome,
         record: StepRecord,
-        *,
-        penalties: dict[int, PenaltyOutcome],
-        episodes: dict[int, EpisodeRecord],
-        observation_stats: Callable[[], ObservationStats | None],
+        observation_stats: ObservationStats | None,
     ) -> None:
         """Tell a step."""
-        drafts: list[Draft] = []
-        scope = EventScope(round=evidence.round, step=evidence.step)
-        evidence_events(drafts.append, evidence, required_stable_steps=self.required_stable_steps)
-        stats = observation_stats() if self.hub.wants(EventType.OBSERVATION_STATS) else None
-        if stats is not None:
-            drafts.append(Draft(stats, scope))
-        outcome_events(
-            drafts.append,
+        drafts = step_events(
+            evidence,
             decision,
             outcome,
             record,
-            penalties=penalties,
-            death_penalty=self.death_penalty,
-            episodes=episodes,
+            rules=self.step_rules,
+            observation_stats=observation_stats,
         )
-        self._count(evidence)
-        profile = self.profiler.drain()
-        if profile is not None:
-            drafts.append(Draft(profile, scope))
+        self._emit_profile(drafts, EventScope(round=evidence.round, step=evidence.step))
         await self.publish(drafts)
-        self.escalation = handle_telemetry_escalation(
-            self.hub, self.escalation.after_step(), has_anomaly=False, config=self.config
-        )
+        self._count(evidence)
+        self.escalation = self.escalation.after_step()
+        self.escalate(has_anomaly=False)
 
     async def round(self, result: RoundResult, figures: RoundFigures) -> None:
         """Tell a round's tail: alarms, update, stats, trend, end, and what it was made of."""
         drafts: list[Draft] = []
-        emit = drafts.append
-        summary = figures.summary
-        scope = EventScope(round=summary.round)
-        profile = self.profiler.drain()
-        if profile is not None:
-            emit(Draft(profile, scope))
-        self.escalation = handle_telemetry_escalation(
-            self.hub, self.escalation, has_anomaly=bool(figures.alarms), config=self.config
-        )
+        emit, summary, before = drafts.append, figures.summary, figures.state_before
+        tally, scope = result.tally, EventScope(round=figures.summary.round)
+        num_episodes = before.episodes_completed + len(summary.episodes)
+        self._emit_profile(drafts, scope)
+        emit_anomaly_diagnostics(emit, figures.alarms, figures.layers, summary.round)
         if figures.update is not None:
-            emit_anomaly_diagnostics(
-                emit, self.hub, figures.alarms, figures.collect_layers, summary.round
-            )
             emit_ppo_update_event(emit, figures.update, summary.round)
-        else:
-            drafts += [Draft(alarm, scope) for alarm in figures.alarms]
         emit(Draft(_batch_stats(result), scope))
         self._emit_trend(drafts, figures)
-        completed = figures.state_before.episodes_completed + len(summary.episodes)
-        emit_batch_completed(emit, summary, completed)
-        emit_action_distribution(emit, result.tally.action_distribution(), summary.round)
-        emit_mask_hit_rates(emit, result.tally.materialize_mask_hit_rates(), summary.round)
+        emit_batch_completed(emit, summary, num_episodes)
+        emit_action_distribution(emit, tally.action_distribution(), summary.round)
+        emit_mask_hit_rates(emit, tally.mask_hit_rates(), summary.round)
         emit_reward_summary(
             emit,
-            result.tally.mean_components(),
-            result.tally.total_reward / max(result.tally.num_rewards, 1),
+            tally.mean_components(),
+            tally.total_reward / max(tally.num_rewards, 1),
             result.reward_std,
             summary.round,
         )
         self._emit_throughput(drafts, summary)
-        scoreboard = figures.state_before.scoreboard
-        if scoreboard.blueprints:
-            emit(Draft(scoreboard.event(), scope))
+        if before.scoreboard.blueprints:
+            emit(Draft(before.scoreboard.event(num_hosts=num_episodes), scope))
         check_performance_degradation(
             emit,
             summary,
-            rolling_before_pct=figures.state_before.rolling_accuracy_pct,
+            rolling_before_pct=before.rolling_accuracy_pct,
             progress=figures.progress,
         )
         _emit_memory(drafts, figures.memory, scope)
         await self.publish(drafts)
+
+    def _emit_profile(self, drafts: list[Draft], scope: EventScope) -> None:
+        profile = self.profiler.drain()
+        if profile is not None:
+            drafts.append(Draft(profile, scope))
 
     def _count(self, evidence: StepEvidence) -> None:
         present = [env for env in evidence.envs if env is not None]
         self.env_steps += len(present)
         self.train_samples += sum(env.train_samples for env in present)
         self.val_samples += sum(env.val_samples for env in present)
+        self.feeder_wait_s += evidence.feeder_wait_s
 
     def _emit_throughput(self, drafts: list[Draft], summary: BatchSummary) -> None:
         emit_throughput(
@@ -214,10 +179,11 @@ class Reporter:
             env_steps=self.env_steps,
             train_samples=self.train_samples,
             val_samples=self.val_samples,
-            feeder_wait_s=0.0,
+            feeder_wait_s=self.feeder_wait_s,
             duration_s=summary.duration_s,
         )
         self.env_steps = self.train_samples = self.val_samples = 0
+        self.feeder_wait_s = 0.0
 
     def _emit_trend(self, drafts: list[Draft], figures: RoundFigures) -> None:
         before = figures.state_before.rolling_accuracy_pct

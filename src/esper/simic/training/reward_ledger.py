@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from esper.leyline.actions import Op
-from esper.leyline.messages import EnvEvidence, EnvOutcome
+from esper.leyline.messages import EnvEvidence, EnvOutcome, PenaltyOutcome
 from esper.leyline.payloads import SeedFossilized, SeedGerminated, SeedPruned
 from esper.leyline.reports import EpisodeRecord, EpisodeStatus
 from esper.leyline.rewards import RewardInputs, RewardMemory, RewardResult
 from esper.leyline.stages import Stage
+from esper.simic.normalizers import REWARD_CLIP
 from esper.simic.rewards.dispatcher import compute_reward
 from esper.simic.rewards.inputs import memory_at, seed_inputs, slot_stages
 from esper.simic.rewards.scaffold import (
@@ -20,9 +21,14 @@ from esper.simic.rewards.scaffold import (
 )
 from esper.simic.rewards.scheme import RewardScheme
 
-__all__ = ["EpisodeLedger"]
+__all__ = ["EpisodeLedger", "rollback_penalty"]
 
 STABILITY_WINDOW: Final = 20
+
+
+def rollback_penalty(death_penalty: float) -> float:
+    """Return what a rollback costs: clamped like a reward, so that it weighs the same always."""
+    return -min(death_penalty, REWARD_CLIP)
 
 
 @dataclass(eq=False, slots=True)
@@ -44,10 +50,13 @@ class EpisodeLedger:
     """Raw, one per step that ended without a rollback; a rollback empties its segment."""
     segment_start: int = 0
     """Index in `rewards` of the segment under way."""
+    last_paid_step: int | None = None
     num_germinated: int = 0
     num_pruned: int = 0
     num_fossilized: int = 0
     num_rollbacks: int = 0
+    is_restored: bool = False
+    """The weights were put back since the last reward."""
     last_evidence: EnvEvidence | None = None
 
     def reward(self, evidence: EnvEvidence, outcome: EnvOutcome) -> RewardResult:
@@ -57,26 +66,36 @@ class EpisodeLedger:
         result = compute_reward(self._inputs(evidence, outcome), self.scheme)
         self.memory = result.memory
         self.pending_auto_prunes, self.pending_credit = outcome.num_auto_prunes, 0.0
+        self.is_restored = False
         self._note_scaffolds(evidence, outcome)
         self._count(outcome)
         self.rewards.append(result.total)
+        self.last_paid_step = evidence.signals.step
         self.last_evidence = evidence
         return result
 
-    def roll_back(self, evidence: EnvEvidence, outcome: EnvOutcome, penalty: float) -> None:
+    def roll_back(
+        self, evidence: EnvEvidence, outcome: EnvOutcome, penalty: float
+    ) -> PenaltyOutcome:
         """Forfeit the segment: its last step takes the penalty, those before it nothing.
 
-        A step that panics never acted and earns nothing itself.
+        A step that panics never acted and earns nothing itself. What earlier steps have coming
+        stays: the fossil that earned a credit survives a rollback.
         """
         num_forfeited = len(self.rewards) - self.segment_start
         if num_forfeited:
             self.rewards[self.segment_start :] = [*[0.0] * (num_forfeited - 1), penalty]
         self.segment_start = len(self.rewards)
         self.num_rollbacks += 1
+        self.is_restored = True
         self.pending_auto_prunes += outcome.num_auto_prunes
         self.memory = memory_at(outcome.reports, self.scheme)
         self._count(outcome)
         self.last_evidence = evidence
+        return PenaltyOutcome(
+            blamed_step=self.last_paid_step if num_forfeited else None,
+            num_steps_forfeited=num_forfeited,
+        )
 
     def record(self, *, outcome: EnvOutcome | None, success_accuracy_pct: float) -> EpisodeRecord:
         """Sum the episode up; without an outcome the env broke before its end."""
@@ -97,7 +116,7 @@ class EpisodeLedger:
             final_loss=None if evidence is None else evidence.signals.val_loss,
             total_reward=sum(self.rewards),
             stability=1.0 / (1.0 + variance),
-            param_ratio=1.0 if evidence is None else evidence.total_params / evidence.host_params,
+            param_ratio=_param_ratio(evidence, outcome),
             num_germinated=self.num_germinated,
             num_pruned=self.num_pruned,
             num_fossilized=self.num_fossilized,
@@ -125,7 +144,8 @@ class EpisodeLedger:
             num_steps=self.num_steps,
             val_accuracy_pct=signals.val_accuracy_pct,
             val_loss=signals.val_loss,
-            loss_delta=signals.loss_delta,
+            # A loss that a rollback has undone is nothing to improve upon.
+            loss_delta=None if self.is_restored else signals.loss_delta,
             accuracy_since_start_pp=signals.val_accuracy_pct - start,
             stable_accuracy_pct=evidence.stable_accuracy_pct,
             committed_accuracy_pct=evidence.attribution.committed_accuracy_pct,
@@ -161,10 +181,21 @@ class EpisodeLedger:
             match payload:
                 case SeedGerminated():
                     self.num_germinated += 1
-                case SeedPruned():
+                case SeedPruned(slot_id=slot_id):
                     self.num_pruned += 1
+                    # What this seed was helped with is not its successor's.
+                    self.scaffolds = without_beneficiary(self.scaffolds, slot_id)
                 case SeedFossilized():
                     self.num_fossilized += 1
+
+
+def _param_ratio(evidence: EnvEvidence | None, outcome: EnvOutcome | None) -> float:
+    """Return how much the host has grown; an env that broke is judged by what it last showed."""
+    if evidence is None:
+        return 1.0
+    if outcome is None:
+        return evidence.total_params / evidence.host_params
+    return 1.0 + sum(report.num_params for report in outcome.reports) / evidence.host_params
 
 
 def _attributed_pp(evidence: EnvEvidence, slot_id: str) -> float | None:

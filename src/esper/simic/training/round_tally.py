@@ -1,18 +1,16 @@
 """The round's tally: how often each op was legal, decided and successful, and what it earned."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from esper.leyline.actions import NUM_OPS, Op
+from esper.leyline.actions import Op
 from esper.leyline.messages import EnvOutcome
 from esper.leyline.payloads import ActionDistribution, MaskHitRates
 from esper.leyline.rewards import RewardComponents
 from esper.tamiyo.mask_types import ActionMasks
 
-__all__ = ["RoundTally"]
+__all__ = ["RoundTally", "materialize_legality"]
 
 
 @dataclass(eq=False, slots=True)
@@ -20,23 +18,24 @@ class RoundTally:
     """Counts over all envs and steps of one round."""
 
     num_decisions: int = 0
+    """Decisions asked for, those included that a rollback or a fault overtook."""
+    legal_counts: Counter[str] = field(default_factory=Counter)
+    forced_count: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     successes: Counter[str] = field(default_factory=Counter)
     components: RewardComponents = field(default_factory=RewardComponents)
     num_rewards: int = 0
     total_reward: float = 0.0
-    _legal: Tensor = field(default_factory=lambda: torch.zeros(NUM_OPS, dtype=torch.long))
-    _forced: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.long))
 
-    def add_masks(self, masks: ActionMasks, is_live: Tensor) -> None:
+    def add_legality(self, legality: Sequence[Sequence[bool]], is_live: Sequence[bool]) -> None:
         """Count what was legal, for the envs that are still there."""
-        legal = masks.op & is_live.unsqueeze(-1)
-        self._legal += legal.sum(0)
-        self._forced += (legal.sum(-1) == 1).sum()
+        for row in (row for row, live in zip(legality, is_live, strict=True) if live):
+            self.num_decisions += 1
+            self.legal_counts.update(op.name for op in Op if row[op])
+            self.forced_count += sum(row) == 1
 
     def add_outcome(self, outcome: EnvOutcome) -> None:
-        """Count a decision and whether it came to something."""
-        self.num_decisions += 1
+        """Count a decision that was carried out, and whether it came to something."""
         self.counts[outcome.outcome.action.op.name] += 1
         self.successes[outcome.outcome.action.op.name] += outcome.outcome.succeeded
 
@@ -53,17 +52,22 @@ class RoundTally:
         return RewardComponents(**{name: share * getattr(self.components, name) for name in fields})
 
     def action_distribution(self) -> ActionDistribution:
-        """Return how often each op was decided and how often it succeeded."""
+        """Return how often each op was carried out and how often it succeeded."""
         return ActionDistribution(
             counts={op.name: self.counts[op.name] for op in Op},
             successes={op.name: self.successes[op.name] for op in Op},
         )
 
-    def materialize_mask_hit_rates(self) -> MaskHitRates:
+    def mask_hit_rates(self) -> MaskHitRates:
         """Return how often each op was legal."""
-        numbers = torch.cat([self._legal, self._forced.unsqueeze(0)]).tolist()
         return MaskHitRates(
             num_decisions=self.num_decisions,
-            legal_counts={op.name: numbers[op] for op in Op},
-            forced_count=numbers[-1],
+            legal_counts={op.name: self.legal_counts[op.name] for op in Op},
+            forced_count=self.forced_count,
         )
+
+
+def materialize_legality(masks: ActionMasks) -> list[list[bool]]:
+    """Return which ops are legal for each env; masks are made on the host and cross nothing."""
+    rows: list[list[bool]] = masks.op.numpy().tolist()
+    return rows

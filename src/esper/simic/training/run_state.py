@@ -7,14 +7,24 @@ from typing import Final
 
 import msgspec
 
-from esper.leyline.reports import BatchSummary
+from esper.leyline.messages import StepEvidence
+from esper.leyline.reports import BatchSummary, EpisodeStatus
 from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.anomaly import AnomalyState
 from esper.simic.telemetry.scoreboard import Scoreboard
 
-__all__ = ["RunState", "score_of"]
+__all__ = ["BestEnv", "RunState", "best_env_of"]
 
 ROLLING_ROUNDS: Final = 10
+
+
+class BestEnv(msgspec.Struct, frozen=True, kw_only=True):
+    """The env whose network was measured to be the best, and what it is ranked by."""
+
+    round: int
+    env_id: int
+    score: float
+    """Accuracy in percent or, for language models, the negative loss; more is better."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +39,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Highest round mean so far."""
     best_loss: float | None = None
     """Lowest round mean of the final losses so far."""
-    best_saved_score: float | None = None
-    """Highest score of a round that a checkpoint was saved of."""
+    best_env: BestEnv | None = None
+    """Whose network is kept as the run's grown network."""
     final_accuracy_pct: float | None = None
     anomalies: AnomalyState = AnomalyState()
     scoreboard: Scoreboard = Scoreboard()
@@ -57,34 +67,43 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             history=(*self.history, summary),
         )
 
-    def is_best(self, score: float | None) -> bool:
-        """Tell whether a round beats all that a checkpoint was saved of."""
-        known = self.best_saved_score
-        return score is not None and (known is None or score > known)
-
-    def after_saving(self, score: float | None) -> "RunState":
-        """Return the state once a round of this score is saved."""
-        best = _best(max, self.best_saved_score, score)
-        return msgspec.structs.replace(self, best_saved_score=best)
+    def is_best(self, summary: BatchSummary, *, by_loss: bool) -> bool:
+        """Tell whether a round beats all before it: by accuracy, or for language models by loss."""
+        if by_loss:
+            loss = _mean_loss(summary)
+            return loss is not None and (self.best_loss is None or loss < self.best_loss)
+        accuracy = summary.mean_accuracy_pct
+        known = self.best_accuracy_pct
+        return accuracy is not None and (known is None or accuracy > known)
 
     def _window_with(self, accuracy_pct: float | None) -> tuple[float, ...]:
         added = () if accuracy_pct is None else (accuracy_pct,)
         return (*self.recent_accuracies_pct, *added)[-ROLLING_ROUNDS:]
 
 
-def score_of(summary: BatchSummary, *, by_loss: bool) -> float | None:
-    """Return what rounds are ranked by: accuracy or, for language models, the negative loss."""
-    if not by_loss:
-        return summary.mean_accuracy_pct
-    loss = _mean_loss(summary)
-    return None if loss is None else -loss
+def best_env_of(evidence: StepEvidence, *, by_loss: bool) -> BestEnv | None:
+    """Return the best of the envs that are whole; the first of equals."""
+    scores = {
+        env.env_id: -env.signals.val_loss if by_loss else env.signals.val_accuracy_pct
+        for env in evidence.envs
+        if env is not None and env.panic is None
+    }
+    finite = {env_id: score for env_id, score in scores.items() if math.isfinite(score)}
+    if not finite:
+        return None
+    env_id = max(finite, key=lambda item: finite[item])
+    return BestEnv(round=evidence.round, env_id=env_id, score=finite[env_id])
 
 
 def _mean_loss(summary: BatchSummary) -> float | None:
-    """Return the mean of the final losses; a loss that is not a number ranks nothing."""
-    losses = [record.final_loss for record in summary.episodes if record.final_loss is not None]
-    mean = statistics.fmean(losses) if losses else math.nan
-    return mean if math.isfinite(mean) else None
+    """Return the mean final loss of the envs that reached their last step, if it is finite."""
+    losses = [
+        record.final_loss
+        for record in summary.episodes
+        if record.final_loss is not None and record.status is not EpisodeStatus.FAILED
+    ]
+    mean = statistics.fmean(losses) if losses else None
+    return mean if mean is not None and math.isfinite(mean) else None
 
 
 def _best(

@@ -5,19 +5,15 @@ The names that tests and users may replace (`get_hub`, `RewardNormalizer`, `Shar
 here, when a run is put together.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import anyio
 import msgspec
 import torch
 from torch import amp as torch_amp
@@ -25,6 +21,7 @@ from torch import amp as torch_amp
 from esper import __version__
 from esper.leyline.config import (
     AmpDtype,
+    CompileMode,
     GovernorConfig,
     Job,
     ProfilerConfig,
@@ -62,22 +59,28 @@ from esper.simic.telemetry.gradients import (
     collect_per_layer_gradients,
 )
 from esper.simic.telemetry.phases import PhaseProfiler
+from esper.simic.telemetry.step_events import StepRules
 from esper.simic.training.batch_ops import TrainRules
 from esper.simic.training.checkpoints import CheckpointStore
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.grown import GrownHeader, GrownWriter
 from esper.simic.training.keeper import Keeper, LoadedRun
+from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import (
+    compile_mode_for,
     machine_kind,
     num_lanes_for,
     one_thread_per_worker,
     warm_up_math,
 )
+from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
 from esper.simic.training.resuming import check_resumable, reopen_run, resolve_job
+from esper.simic.training.reward_ledger import rollback_penalty
 from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.vectorized_trainer import ControlThread, VectorizedPPOTrainer
@@ -98,13 +101,25 @@ from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import Watchdog, stop_signals, supervise
 
-__all__ = ["TrainingResult", "run_job", "train_ppo_vectorized"]
+__all__ = [
+    "GROWN_FILE",
+    "Plan",
+    "TrainingResult",
+    "build_control",
+    "build_engine",
+    "grown_header",
+    "plan_job",
+    "run_job",
+    "train_ppo_vectorized",
+]
 
 Companion: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
 """Something that runs beside a run and is ended with it: a server, a console."""
 
 VALIDATION_BATCH: Final = 256
 CLOSE_TIMEOUT_S: Final = 5.0
+GROWN_FILE: Final = "grown.pt"
+"""The best network of a run, in its directory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,8 +136,8 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
-    """A job with everything that is decided before its run directory exists."""
+class Plan:
+    """A job with everything that is decided before anything is created."""
 
     job: Job
     task: TaskSpec
@@ -132,6 +147,8 @@ class _Plan:
     dataset: TensorDataset
     train_batches: SharedBatchIterator
     val_batches: SharedBatchIterator
+    test_batches: Callable[[], SharedBatchIterator]
+    """Makes what only an evaluation walks."""
     rules: ActionRules
     controller: Controller
     resumed: LoadedRun | None
@@ -161,7 +178,7 @@ def run_job(
     stop = StopFlag(shutdown_event)
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
-        plan = _plan(job, _command(command, resumed), resumed, stop)
+        plan = plan_job(job, _command(command, job, resumed), resumed, stop)
         run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
@@ -174,7 +191,7 @@ def run_job(
         with hub:
             if loaded is not None:
                 hub.emit(loaded)
-            state = _run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
+            state = run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
     learner = plan.controller if isinstance(plan.controller, PolicyController) else None
     return TrainingResult(
         agent=None if learner is None else learner.agent,
@@ -275,9 +292,11 @@ def _layer_of(given: Mapping[str, object]) -> Layer:
     }
 
 
-def _command(asked: str | None, resumed: LoadedRun | None) -> str:
+def _command(asked: str | None, job: Job, resumed: LoadedRun | None) -> str:
+    """Return who decides; a resumed run may not become another one."""
     if resumed is None:
         return asked or "ppo"
+    check_resumable(resumed.job.training, job.training)
     if asked not in (None, resumed.command):
         raise UsageError(
             f"--resume: the run was of {resumed.command!r} and {asked!r} was asked for; "
@@ -286,11 +305,12 @@ def _command(asked: str | None, resumed: LoadedRun | None) -> str:
     return resumed.command
 
 
-def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> _Plan:
-    """Decide everything that can go wrong before anything is created."""
+def plan_job(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> Plan:
+    """Decide everything that can go wrong before anything is created.
+
+    A resumed run lends its controller, be it to go on or to be evaluated.
+    """
     config = job.training
-    if resumed is not None:
-        check_resumable(resumed.job.training, config)
     task = registered_task(config.task).spec
     device = resolve_device(config.device)
     env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
@@ -322,7 +342,7 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
         transfer=transfer_to,
         check_cancelled=stop.checkpoint,
     )
-    return _Plan(
+    return Plan(
         job=job,
         task=task,
         command=command,
@@ -336,6 +356,7 @@ def _plan(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> 
             augment=is_augmented(dataset, config),
         ),
         val_batches=iterator(batch_size_per_env=VALIDATION_BATCH, part=Part.VAL),
+        test_batches=partial(iterator, batch_size_per_env=VALIDATION_BATCH, part=Part.TEST),
         rules=rules,
         controller=controller,
         resumed=resumed,
@@ -356,8 +377,12 @@ def _build_controller(
             return PeriodicController(rules)
         case "heuristic":
             return HeuristicController(rules)
+    agent = _build_agent(job, device, resumed)
+    mode = compile_mode_for(config.compile_mode, device)
+    if mode is not CompileMode.OFF:
+        agent.network.compile_step(mode.value)
     policy = PolicyController(
-        agent=_build_agent(job, device, resumed),
+        agent=agent,
         obs_normalizer=ObservationNormalizer(observation_size(len(config.slots)), device),
         reward_normalizer=RewardNormalizer(device),
         slot_ids=config.slots,
@@ -374,9 +399,8 @@ def _restored_controller(
     try:
         controller = _build_controller(job, command, rules, device, resumed)
         if isinstance(controller, PolicyController):
-            controller.agent.check_fits(
-                n_envs=job.training.n_envs, num_steps=job.training.max_epochs
-            )
+            stored = resumed.job.training
+            controller.agent.check_fits(n_envs=stored.n_envs, num_steps=stored.max_epochs)
     except EsperError:
         raise
     # There is no telling what is raised about contents that somebody else wrote.
@@ -403,7 +427,7 @@ def _build_agent(job: Job, device: torch.device, resumed: LoadedRun | None) -> P
     )
 
 
-def _open_run_directory(plan: _Plan) -> tuple[Path, CheckpointLoaded | None]:
+def _open_run_directory(plan: Plan) -> tuple[Path, CheckpointLoaded | None]:
     """Create the run's directory, or take a resumed run's back to its checkpoint."""
     telemetry_dir = Path(plan.job.run.telemetry_dir)
     if plan.resumed is not None:
@@ -411,37 +435,16 @@ def _open_run_directory(plan: _Plan) -> tuple[Path, CheckpointLoaded | None]:
     manifest = build_manifest(
         plan.job,
         command=plan.command,
-        machine_kind=machine_kind(plan.device, plan.job.training.compile_mode.value),
+        machine_kind=machine_kind(
+            plan.device, compile_mode_for(plan.job.training.compile_mode, plan.device)
+        ),
         data_source=plan.dataset.origin.value,
     )
     return create_run_directory(telemetry_dir, manifest), None
 
 
-def _run_on_a_loop(main: Callable[[], Coroutine[Any, Any, RunState]], stop: StopFlag) -> RunState:
-    """Run a coroutine function to its end; beside a loop that is already running, on a thread.
-
-    There nobody watches signals: an interrupt reaches the thread that waits, and is passed on.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return anyio.run(main)
-    with ThreadPoolExecutor(1, thread_name_prefix="esper-loop") as pool:
-        running: Future[RunState] = pool.submit(_run_afresh, main)
-        try:
-            return running.result()
-        except KeyboardInterrupt:
-            stop.set("interrupted")
-            return running.result()
-
-
-def _run_afresh(main: Callable[[], Coroutine[Any, Any, RunState]]) -> RunState:
-    # A context taken over from the caller would tell anyio that this thread runs a loop already.
-    return Context().run(partial(anyio.run, main))
-
-
 async def _run(
-    plan: _Plan,
+    plan: Plan,
     hub: TelemetryHub,
     companions: Sequence[Companion],
     ready_event: threading.Event | None,
@@ -452,25 +455,18 @@ async def _run(
 
 
 async def _run_trainer(
-    plan: _Plan,
+    plan: Plan,
     hub: TelemetryHub,
     companions: Sequence[Companion],
     ready_event: threading.Event | None,
 ) -> RunState:
-    config, run = plan.job.training, plan.job.run
     lane = Lane("control")
-    engine = LaneEngine(
-        num_envs=config.n_envs,
-        num_lanes=num_lanes_for(run.lanes, config.n_envs),
-        work=_build_work(plan),
-        batches=partial(_train_pass, plan.train_batches),
-        stop=plan.stop,
-    )
+    engine = build_engine(plan)
     trainer = _build_trainer(plan, hub, engine, lane)
     watchdog = Watchdog(
         lanes=partial(_threads_of, engine, lane),
         env_ids_of=engine.env_ids_of,
-        deadline_s=run.lane_deadline_s,
+        deadline_s=plan.job.run.lane_deadline_s,
         stop=plan.stop,
         report=hub.emit,
     )
@@ -487,7 +483,19 @@ async def _run_trainer(
         lane.close(CLOSE_TIMEOUT_S)
 
 
-def _build_work(plan: _Plan) -> TrainingWork:
+def build_engine(plan: Plan) -> LaneEngine[ParallelEnvState, Batch]:
+    """Start the lanes that a plan's envs live on."""
+    config = plan.job.training
+    return LaneEngine(
+        num_envs=config.n_envs,
+        num_lanes=num_lanes_for(plan.job.run.lanes, config.n_envs),
+        work=_build_work(plan),
+        batches=partial(_train_pass, plan.train_batches),
+        stop=plan.stop,
+    )
+
+
+def _build_work(plan: Plan) -> TrainingWork:
     config = plan.job.training
     context = EnvFactoryContext(
         config=config,
@@ -508,16 +516,14 @@ def _build_work(plan: _Plan) -> TrainingWork:
         action_rules=plan.rules,
         masker=ActionMasker(plan.rules),
         validation=partial(plan.val_batches.batches, round=0, step=0),
+        testing=partial(_test_pass, plan),
     )
 
 
-def _build_trainer(
-    plan: _Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
-) -> VectorizedPPOTrainer:
-    config, run, resumed = plan.job.training, plan.job.run, plan.resumed
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
-    state = RunState() if resumed is None else resumed.state
-    control = Control(
+def build_control(plan: Plan) -> Control:
+    """Build what stands between a plan's envs and its controller."""
+    config = plan.job.training
+    return Control(
         controller=plan.controller,
         scheme=scheme_of(config, plan.task),
         rules=plan.rules,
@@ -529,22 +535,31 @@ def _build_trainer(
         success_accuracy_pct=plan.task.success_accuracy_pct,
         check_cancelled=plan.stop.checkpoint,
     )
+
+
+def _build_trainer(
+    plan: Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
+) -> VectorizedPPOTrainer:
+    config, run, resumed = plan.job.training, plan.job.run, plan.resumed
+    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    state = RunState() if resumed is None else resumed.state
     store = CheckpointStore(
         hub.run_dir / CHECKPOINTS_DIRECTORY,
         copy_to=None if run.save_path is None else Path(run.save_path),
     )
     return VectorizedPPOTrainer(
         engine=engine,
-        control=ControlThread(control, lane),
+        control=ControlThread(build_control(plan), lane),
         schedule=Schedule(config.n_episodes, config.max_epochs, state.rounds_completed),
         reporter=Reporter(
             hub=get_hub(),
             config=config.telemetry,
-            num_envs=config.n_envs,
             plateau_threshold_pp=config.plateau_threshold,
             improvement_threshold_pp=config.improvement_threshold,
-            death_penalty=config.governor.death_penalty,
-            required_stable_steps=TrackerRules().steps_to_stabilize,
+            step_rules=StepRules(
+                required_stable_steps=TrackerRules().steps_to_stabilize,
+                penalty=rollback_penalty(config.governor.death_penalty),
+            ),
             profiler=PhaseProfiler(run.profiler.phases),
             escalation=state.escalation,
         ),
@@ -558,6 +573,7 @@ def _build_trainer(
             every=run.checkpoint_every,
             is_judged_by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL,
             resumed=resumed,
+            grown=GrownWriter(hub.run_dir / GROWN_FILE, grown_header(plan)),
         ),
         probes=RunProbes(
             learner=learner,
@@ -575,11 +591,29 @@ def _train_pass(
     return batches.batches(round=round_index, step=step)
 
 
+def _test_pass(plan: Plan) -> Iterator[Sequence[Batch]]:
+    return plan.test_batches().batches(round=0, step=0)
+
+
+def grown_header(plan: Plan) -> GrownHeader:
+    """Return what has to be known of the networks that a plan grows."""
+    config, scale = plan.job.training, plan.dataset.pixel_scale
+    is_custom = registered_task(config.task).build_host is not None
+    return GrownHeader(
+        task=config.task,
+        host=None if is_custom else plan.task.host,
+        slots=config.slots,
+        lifecycle=config.lifecycle,
+        pixel_mean=None if scale is None else scale.mean,
+        pixel_std=None if scale is None else scale.std,
+    )
+
+
 def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
     return (*engine.lanes, lane)
 
 
-def _amp_dtype(plan: _Plan) -> torch.dtype | None:
+def _amp_dtype(plan: Plan) -> torch.dtype | None:
     """Return the precision that hosts run in under autocast, or None for full precision."""
     config = plan.job.training
     if not config.amp or config.amp_dtype is AmpDtype.OFF:
@@ -595,7 +629,7 @@ def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextMan
     return nullcontext() if dtype is None else torch_amp.autocast(device_type, dtype=dtype)
 
 
-def started_event(plan: _Plan) -> TrainingStarted:
+def started_event(plan: Plan) -> TrainingStarted:
     """Return what a run says of itself when it begins."""
     config, run = plan.job.training, plan.job.run
     learner = plan.controller if isinstance(plan.controller, PolicyController) else None

@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Awaitable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -27,12 +27,18 @@ from esper.leyline.payloads import (
     TrainingStarted,
 )
 from esper.leyline.reports import BatchSummary, EpisodeStatus
+from esper.leyline.telemetry import EventType
 from esper.simic.agent.ppo_metrics import ppo_update_event
-from esper.simic.telemetry.anomaly import RULES, detect_anomalies, note_skipped_update
+from esper.simic.telemetry.anomaly import (
+    RULES,
+    detect_anomalies,
+    note_idle_update,
+    note_skipped_update,
+)
 from esper.simic.training.control import Control, RoundResult
 from esper.simic.training.keeper import Keeper
 from esper.simic.training.reporter import Reporter, RoundFigures
-from esper.simic.training.run_state import RunState, score_of
+from esper.simic.training.run_state import BestEnv, RunState, best_env_of
 from esper.simic.training.schedule import Schedule
 from esper.tolaria.engine import Engine
 from esper.tolaria.fences import MemoryStats
@@ -97,24 +103,24 @@ class VectorizedPPOTrainer:
     probes: Probes
     state: RunState
     _round_started_s: float = 0.0
-    _pending_failures: tuple[EnvFailure, ...] = ()
+    _unbuilt: tuple[EnvFailure, ...] = ()
+    """Envs of the round that could not be built and were not told yet."""
 
     async def run(self, started: TrainingStarted) -> RunState:
         """Train from the first round to be done to the last."""
-        began_s = time.monotonic()
+        began_s, timed = time.monotonic(), self.reporter.timed
         try:
             await self.begin(started)
             for round_index in self.schedule.rounds():
                 await self.begin_round(round_index)
                 for step in self.schedule.steps():
-                    await self.timed("train", self.engine.train_pass(step))
-                    evidence = await self.timed("validate", self.engine.validate_pass(step))
-                    decision = await self.timed("decide", self.control.decide(evidence))
-                    outcome = await self.timed("apply", self.engine.apply(decision))
-                    recording = self.control.record(evidence, decision, outcome)
-                    record = await self.timed("record", recording)
+                    await timed("train", self.engine.train_pass(step))
+                    evidence = await timed("validate", self.validate(step))
+                    decision = await timed("decide", self.control.decide(evidence))
+                    outcome = await timed("apply", self.engine.apply(decision))
+                    record = await timed("record", self.control.record(evidence, decision, outcome))
                     await self.publish(evidence, decision, outcome, record)
-                result = await self.timed("learn", self.control.learn())
+                result = await timed("learn", self.control.learn())
                 await self.finish_round(round_index, result)
         except BaseException as error:
             await self.end(*_ending_of(error), began_s)
@@ -122,27 +128,40 @@ class VectorizedPPOTrainer:
         await self.end("completed", None, began_s)
         return self.state
 
-    async def timed(self, phase: str, work: Awaitable[T]) -> T:
-        """Await a phase of a step and measure it."""
-        return await self.reporter.timed(phase, work)
-
     async def begin(self, started: TrainingStarted) -> None:
         """Tell what is about to happen, and make sure that there is a checkpoint to go back to."""
         if self.keeper.resumed is None:
             await self.reporter.tell(started)
             await self.save(is_best=False)
             return
-        self.reporter.restore_level()
         announcement = self.keeper.announce_again()
         if announcement is not None:
             await self.reporter.tell(announcement)
 
     async def begin_round(self, round_index: int) -> None:
-        """Build the round's envs and open its books."""
+        """Open the round's books and build its envs; those that cannot be built are told later."""
         self._round_started_s = time.monotonic()
         await self.control.begin_round(round_index)
-        failures = await self.engine.build_round(round_index)
-        self._pending_failures = failures
+        self._unbuilt = await self.engine.build_round(round_index)
+
+    async def validate(self, step: int) -> StepEvidence:
+        """Validate all envs; in the last step, keep the network that is the run's best so far.
+
+        It is kept as it was measured, before the step's decision.
+        """
+        evidence = await self.engine.validate_pass(step)
+        if step == self.schedule.num_steps - 1:
+            best = best_env_of(evidence, by_loss=self.keeper.is_judged_by_loss)
+            known = self.state.best_env
+            if best is not None and (known is None or best.score > known.score):
+                await self._keep_grown(best)
+        return evidence
+
+    async def _keep_grown(self, best: BestEnv) -> None:
+        network = await self.engine.snapshot(best.env_id)
+        if network is not None:
+            await self.control.lane.run(self.keeper.grown.save, network)
+            self.state = msgspec.structs.replace(self.state, best_env=best)
 
     async def publish(
         self,
@@ -151,48 +170,48 @@ class VectorizedPPOTrainer:
         outcome: StepOutcome,
         record: StepRecord,
     ) -> None:
-        """Tell a step; envs that broke in it are told first."""
-        control = self.control.control
-        failures = (*self._pending_failures, *evidence.failures, *outcome.failures)
-        self._pending_failures = ()
-        if failures:
-            await self.reporter.failures(evidence.round, failures, control.episodes)
+        """Tell a step; a run without envs ends here."""
+        failures = (*self._unbuilt, *evidence.failures)
+        self._unbuilt = ()
         await self.reporter.step(
-            evidence,
+            msgspec.structs.replace(evidence, failures=failures),
             decision,
             outcome,
             record,
-            penalties=control.penalties,
-            episodes=control.episodes if evidence.step == self.schedule.num_steps - 1 else {},
-            observation_stats=self.probes.observation_stats,
+            await self._ask(EventType.OBSERVATION_STATS, self.probes.observation_stats),
         )
         self._note_seeds(outcome)
+        if all(env is None for env in outcome.envs):
+            raise RunFailedError(
+                f"round {outcome.round}, step {outcome.step}: every env has failed; "
+                "the ENV_FAILED events say why, and the last checkpoint is intact"
+            )
 
     async def finish_round(self, round_index: int, result: RoundResult) -> None:
         """Sum the round up, tell it, and save a checkpoint where one is due."""
         update = self._update_event(result)
         alarms = self._judge(result, update)
+        self.reporter.escalate(has_anomaly=bool(alarms))
         summary = self._summary(round_index, result, update)
+        layers = await self._ask(EventType.LAYER_GRADIENTS_COLLECTED, self.probes.layer_gradients)
         figures = RoundFigures(
             summary=summary,
             update=update,
             alarms=alarms,
-            collect_layers=self.probes.layer_gradients,
+            layers=layers or (),
             state_before=self.state,
             progress=self.schedule.progress_after(round_index),
-            memory=self.probes.memory(),
+            memory=await self.control.lane.run(self.probes.memory),
         )
         await self.reporter.round(result, figures)
+        is_best = self.state.is_best(summary, by_loss=self.keeper.is_judged_by_loss)
         self.state = msgspec.structs.replace(
             self.state.after_round(summary), escalation=self.reporter.escalation
         )
         if self.keeper.is_due(self.state.rounds_completed, self.schedule.num_rounds):
-            score = score_of(summary, by_loss=self.keeper.is_judged_by_loss)
-            is_best = self.state.is_best(score)
-            self.state = self.state.after_saving(score)
             await self.save(is_best=is_best)
         else:
-            await self.control.lane.run(self.keeper.hold, self.state)
+            await self.control.lane.run(self.keeper.hold, self.state, is_best=is_best)
         self._halt_if_numbers_fail()
 
     async def save(self, *, is_best: bool) -> None:
@@ -219,6 +238,12 @@ class VectorizedPPOTrainer:
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
             await self.reporter.tell(finished)
 
+    async def _ask(self, event_type: EventType, probe: Callable[[], T]) -> T | None:
+        """Take a closer look, on the control thread, if anybody wants to hear of it."""
+        if not self.reporter.hub.wants(event_type):
+            return None
+        return await self.control.lane.run(probe)
+
     def _update_event(self, result: RoundResult) -> PPOUpdateCompleted | None:
         metrics = result.metrics
         if metrics is None or not metrics.has_learned:
@@ -227,14 +252,17 @@ class VectorizedPPOTrainer:
 
     def _judge(self, result: RoundResult, update: PPOUpdateCompleted | None) -> tuple[Payload, ...]:
         """Look for anomalies in the update, or in its absence."""
+        metrics, known = result.metrics, self.state.anomalies
+        alarms: tuple[Payload, ...]
+        if metrics is None:
+            return ()
         if update is not None:
-            unstable = self.probes.unstable(update)
-            anomalies, alarms = detect_anomalies(self.state.anomalies, update, unstable)
-        elif result.metrics is not None and result.metrics.num_finiteness_skips:
-            anomalies, alarm = note_skipped_update(self.state.anomalies, result.metrics.nonfinite)
+            anomalies, alarms = detect_anomalies(known, update, self.probes.unstable(update))
+        elif metrics.num_finiteness_skips:
+            anomalies, alarm = note_skipped_update(known, metrics.nonfinite)
             alarms = (alarm,)
         else:
-            return ()
+            anomalies, alarms = note_idle_update(known), ()
         self.state = msgspec.structs.replace(self.state, anomalies=anomalies)
         return alarms
 
@@ -283,5 +311,6 @@ class VectorizedPPOTrainer:
 def _ending_of(error: BaseException) -> tuple[str, str]:
     if isinstance(error, InterruptedRunError):
         return "interrupted", str(error)
-    reason = str(error) if isinstance(error, EsperError) else repr(error)
-    return "failed", reason
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return "failed", "a task that runs beside the training has failed"
+    return "failed", str(error) if isinstance(error, EsperError) else repr(error)

@@ -44,7 +44,8 @@ class HeuristicRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     patience_steps: int = 10
     """Steps in a row without a growing seed after which one is planted, stuck or not."""
     prune_after_steps: int = 5
-    prune_drop_pp: float = 2.0
+    prune_harm_pp: float = 2.0
+    """A blending seed that costs the host more than this is pruned."""
     fossilize_contribution_pp: float = 0.5
     embargo_steps: int = 5
     ransomware_contribution_pp: float = 0.1
@@ -124,12 +125,11 @@ class HeuristicController:
 
     def _for_seed(self, seed: SeedReport) -> ActionSpec:
         match seed.stage:
-            case Stage.GERMINATED:
+            # Before it is blended in a seed does not reach the host, whatever the host is doing.
+            case Stage.GERMINATED | Stage.TRAINING:
                 return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
-            case Stage.TRAINING | Stage.BLENDING if self._has_dropped(seed):
+            case Stage.BLENDING if self._does_harm(seed):
                 return ActionSpec(op=Op.PRUNE, slot_id=seed.slot_id)
-            case Stage.TRAINING:
-                return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
             case Stage.BLENDING if seed.alpha.is_at_target and seed.alpha.target >= 1.0:
                 return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
             case Stage.HOLDING:
@@ -146,10 +146,11 @@ class HeuristicController:
         keeps = contribution > rules.fossilize_contribution_pp and not is_ransomware
         return ActionSpec(op=Op.FOSSILIZE if keeps else Op.PRUNE, slot_id=seed.slot_id)
 
-    def _has_dropped(self, seed: SeedReport) -> bool:
-        change = seed.stage_improvement_pp
-        is_due = seed.steps_in_stage >= self.heuristic.prune_after_steps
-        return is_due and change is not None and change < -self.heuristic.prune_drop_pp
+    def _does_harm(self, seed: SeedReport) -> bool:
+        """Judge by what the seed is worth; the host's own ups and downs are none of its doing."""
+        worth, rules = seed.contribution_pp, self.heuristic
+        is_due = seed.steps_in_stage >= rules.prune_after_steps
+        return is_due and worth is not None and worth < -rules.prune_harm_pp
 
     def _germination(self, env: EnvEvidence, memory: _EnvMemory, step: int) -> ActionSpec:
         last = memory.last_prune_step

@@ -1,0 +1,106 @@
+"""`esper-train eval`: what a trained policy makes of hosts that it has never seen."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from esper.leyline.errors import ExitCode
+from esper.leyline.evaluation import EvaluationReport, MeanScore
+
+__all__ = ["add_eval_flags", "run_eval"]
+
+
+def add_eval_flags(parser: ArgumentParser) -> None:
+    """Add the flags of `eval`."""
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoint"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[1001, 1002, 1003],
+        metavar="N",
+        help="one round of fresh hosts each (default: 1001 1002 1003)",
+    )
+    parser.add_argument(
+        "--greedy", action="store_true", help="take the likeliest choices instead of sampling"
+    )
+    parser.add_argument("--lanes", type=int, metavar="N", help="worker threads (default: cores)")
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="where the data are (default: as in the run)"
+    )
+    parser.add_argument(
+        "--save-model",
+        type=Path,
+        metavar="FILE",
+        help="write the best network, to be read by esper.load_grown (default: none)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run_eval(arguments: Namespace) -> int:
+    """Evaluate a checkpoint's controller on fresh envs and the test split."""
+    from esper.simic.evaluation.evaluate import evaluate_policy  # imports torch
+
+    report = evaluate_policy(
+        arguments.checkpoint,
+        seeds=arguments.seeds,
+        greedy=arguments.greedy,
+        lanes=arguments.lanes,
+        data_dir=arguments.data_dir,
+        save_model=arguments.save_model,
+    )
+    if arguments.json:
+        print(json.dumps(msgspec.to_builtins(report), indent=2))
+    else:
+        print(*_lines(report), sep="\n")
+    return ExitCode.OK
+
+
+def _lines(report: EvaluationReport) -> Iterable[str]:
+    how = "the likeliest choices" if report.is_greedy else "sampled choices"
+    yield (
+        f"{report.controller} on {report.task}, {how}: {report.num_steps} steps, "
+        f"measured on {report.num_test_samples} samples that nothing else has seen"
+    )
+    rows = [
+        (
+            str(score.seed),
+            str(score.env_id),
+            _number(score.test_accuracy_pct, " %"),
+            str(score.num_params_added),
+            str(score.episode.num_fossilized),
+            str(score.episode.num_pruned),
+            f"{score.episode.total_reward:+.2f}",
+        )
+        for score in report.envs
+    ]
+    head = ("seed", "env", "test accuracy", "params added", "kept", "pruned", "reward")
+    yield from _table([head, *rows, _mean_row(report.mean)])
+
+
+def _mean_row(mean: MeanScore) -> tuple[str, ...]:
+    return (
+        "mean",
+        "",
+        _number(mean.test_accuracy_pct, " %"),
+        _number(mean.num_params_added, ""),
+        _number(mean.num_fossilized, ""),
+        _number(mean.num_pruned, ""),
+        "-" if mean.total_reward is None else f"{mean.total_reward:+.2f}",
+    )
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.1f}{unit}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()

@@ -1,0 +1,1 @@
+"""Frozen controllers on fresh envs."""

@@ -1,0 +1,254 @@
+"""Evaluation: a frozen controller grows fresh envs, which are measured on the test split.
+
+It runs on the same engine, control and work as training; nothing is learned, the normalisers stay
+as they are, and no log is written.
+"""
+
+import statistics
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from esper.leyline.config import Job
+from esper.leyline.errors import UsageError
+from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
+from esper.leyline.messages import EnvTestResult, StepEvidence
+from esper.leyline.reports import EpisodeRecord, EpisodeStatus
+from esper.leyline.tasks import TaskKind
+from esper.simic.training.grown import GrownHeader, save_grown
+from esper.simic.training.keeper import LoadedRun
+from esper.simic.training.loops import run_on_a_loop
+from esper.simic.training.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.policy_controller import PolicyController
+from esper.simic.training.resuming import load_run
+from esper.simic.training.run_state import best_env_of
+from esper.simic.training.vectorized import (
+    Plan,
+    build_control,
+    build_engine,
+    grown_header,
+    plan_job,
+)
+from esper.simic.training.vectorized_trainer import ControlThread
+from esper.tolaria.engine import Engine
+from esper.tolaria.lanes import Lane
+from esper.tolaria.stopping import StopFlag
+
+__all__ = ["evaluate_controller", "evaluate_policy"]
+
+ROUND_INDEX: Final = 0
+"""Every seed is a run of its own, of one round."""
+CLOSE_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Grown:
+    """The network that validation likes best, and what it is ranked by."""
+
+    score: float
+    state: dict[str, Any]
+    header: GrownHeader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Round:
+    """What the envs of one seed came to."""
+
+    scores: tuple[EnvScore, ...]
+    num_test_samples: int
+    best: _Grown | None
+
+
+def evaluate_policy(
+    checkpoint: Path,
+    *,
+    seeds: Sequence[int],
+    greedy: bool = False,
+    lanes: int | None = None,
+    data_dir: Path | None = None,
+    save_model: Path | None = None,
+    shutdown_event: threading.Event | None = None,
+) -> EvaluationReport:
+    """Let the controller of a checkpoint grow fresh envs, and measure them on the test split.
+
+    Args:
+        checkpoint: of a run; everything but the seed is as it was there.
+        seeds: one round of envs each.
+        greedy: take the likeliest choices instead of sampling; for a policy only.
+        lanes: worker threads; they change no result.
+        data_dir: where the data are, if they have moved.
+        save_model: where the network that does best on the validation split is written.
+        shutdown_event: set it to stop at the next cancellation point.
+    """
+    loaded = load_run(checkpoint)
+    run = msgspec.structs.replace(
+        loaded.job.run,
+        lanes=lanes,
+        data_dir=loaded.job.run.data_dir if data_dir is None else str(data_dir),
+    )
+    return evaluate_controller(
+        msgspec.structs.replace(loaded.job, run=run),
+        command=loaded.command,
+        seeds=seeds,
+        loaded=loaded,
+        greedy=greedy,
+        save_model=save_model,
+        shutdown_event=shutdown_event,
+    )
+
+
+def evaluate_controller(
+    job: Job,
+    *,
+    command: str,
+    seeds: Sequence[int],
+    loaded: LoadedRun | None = None,
+    greedy: bool = False,
+    save_model: Path | None = None,
+    shutdown_event: threading.Event | None = None,
+) -> EvaluationReport:
+    """Let a controller grow the envs of a job, and measure them on the test split.
+
+    Args:
+        job: what to grow; its own seed and rounds do not count.
+        command: who decides: ppo, heuristic, random, wait or periodic.
+        seeds: one round of envs each.
+        loaded: what the policy has learned; without it, ppo decides as it was born.
+        greedy: take the likeliest choices instead of sampling; for a policy only.
+        save_model: where the network that does best on the validation split is written.
+        shutdown_event: set it to stop at the next cancellation point.
+    """
+    _check(command, seeds, greedy=greedy)
+    stop = StopFlag(shutdown_event)
+    with one_thread_per_worker():
+        warm_up_math()
+        rounds = [_run_seed(job, command, loaded, seed, stop, greedy=greedy) for seed in seeds]
+    if save_model is not None:
+        _save_best([found.best for found in rounds if found.best is not None], save_model)
+    scores = tuple(score for found in rounds for score in found.scores)
+    return EvaluationReport(
+        task=job.training.task,
+        controller=command,
+        is_greedy=greedy,
+        rounds_trained=None if loaded is None else loaded.state.rounds_completed,
+        seeds=tuple(seeds),
+        num_steps=job.training.max_epochs,
+        num_test_samples=rounds[0].num_test_samples,
+        envs=scores,
+        mean=_mean_of(scores),
+    )
+
+
+def _check(command: str, seeds: Sequence[int], *, greedy: bool) -> None:
+    if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
+        raise UsageError(
+            f"seeds {list(seeds)}: give at least one, none negative, each once, such as 1 2 3"
+        )
+    if greedy and command != "ppo":
+        raise UsageError(f"greedy choices are for a policy, and {command!r} has none; leave it out")
+
+
+def _run_seed(
+    job: Job,
+    command: str,
+    loaded: LoadedRun | None,
+    seed: int,
+    stop: StopFlag,
+    *,
+    greedy: bool,
+) -> _Round:
+    training = msgspec.structs.replace(job.training, seed=seed)
+    plan = plan_job(msgspec.structs.replace(job, training=training), command, loaded, stop)
+    if isinstance(plan.controller, PolicyController):
+        plan.controller.is_greedy = greedy
+    return run_on_a_loop(partial(_grow, plan), stop)
+
+
+async def _grow(plan: Plan) -> _Round:
+    lane = Lane("control")
+    engine = build_engine(plan)
+    control = ControlThread(build_control(plan), lane)
+    last_step = plan.job.training.max_epochs - 1
+    episodes: dict[int, EpisodeRecord] = {}
+    try:
+        await control.begin_round(ROUND_INDEX)
+        await engine.build_round(ROUND_INDEX)
+        for step in range(last_step + 1):
+            await engine.train_pass(step)
+            evidence = await engine.validate_pass(step)
+            if step == last_step:
+                # Networks are measured as validation saw them, before the last decision.
+                tested = await engine.test_pass(step)
+                best = await _best_of(plan, engine, evidence)
+            decision = await control.decide(evidence)
+            outcome = await engine.apply(decision)
+            record = await control.record(evidence, decision, outcome)
+            episodes |= {episode.env_id: episode for episode in record.ended}
+    finally:
+        await engine.close()
+        lane.close(CLOSE_TIMEOUT_S)
+    return _Round(
+        scores=_scores(plan.job.training.seed, evidence, tested, episodes),
+        num_test_samples=len(plan.dataset.test),
+        best=best,
+    )
+
+
+async def _best_of(plan: Plan, engine: Engine, evidence: StepEvidence) -> _Grown | None:
+    best = best_env_of(evidence, by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL)
+    state = None if best is None else await engine.snapshot(best.env_id)
+    if best is None or state is None:
+        return None
+    return _Grown(score=best.score, state=state, header=grown_header(plan))
+
+
+def _scores(
+    seed: int,
+    evidence: StepEvidence,
+    tested: Sequence[EnvTestResult | None],
+    episodes: dict[int, EpisodeRecord],
+) -> tuple[EnvScore, ...]:
+    scores = []
+    for env_id, (seen, test) in enumerate(zip(evidence.envs, tested, strict=True)):
+        scores.append(
+            EnvScore(
+                seed=seed,
+                env_id=env_id,
+                test_accuracy_pct=None if test is None else test.accuracy_pct,
+                test_loss=None if test is None else test.loss,
+                num_params_added=0 if seen is None else seen.total_params - seen.host_params,
+                episode=episodes[env_id],
+            )
+        )
+    return tuple(scores)
+
+
+def _save_best(found: Sequence[_Grown], path: Path) -> None:
+    if found:
+        best = max(found, key=lambda item: item.score)
+        save_grown(best.state, best.header, path)
+
+
+def _mean_of(scores: Sequence[EnvScore]) -> MeanScore:
+    whole = [score for score in scores if score.episode.status is not EpisodeStatus.FAILED]
+    episodes = [score.episode for score in whole]
+    return MeanScore(
+        test_accuracy_pct=_mean([score.test_accuracy_pct for score in whole]),
+        test_loss=_mean([score.test_loss for score in whole]),
+        val_accuracy_pct=_mean([episode.final_accuracy_pct for episode in episodes]),
+        num_params_added=_mean([score.num_params_added for score in whole]),
+        num_germinated=_mean([episode.num_germinated for episode in episodes]),
+        num_fossilized=_mean([episode.num_fossilized for episode in episodes]),
+        num_pruned=_mean([episode.num_pruned for episode in episodes]),
+        total_reward=_mean([episode.total_reward for episode in episodes]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    measured = [value for value in values if value is not None]
+    return statistics.fmean(measured) if measured else None

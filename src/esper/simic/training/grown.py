@@ -1,0 +1,158 @@
+"""Grown networks as files: a host and the seeds that take part in it, and how they come back."""
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch import nn
+
+from esper import __version__
+from esper.kasmina.hosts import build_host
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.errors import (
+    EsperError,
+    RunFailedError,
+    UnknownNameError,
+    UnreadableFileError,
+)
+from esper.leyline.stages import LifecycleRules
+from esper.leyline.tasks import HostSpec
+from esper.nissa.files import FileSystem, write_atomically
+from esper.runtime.tasks import registered_task
+from esper.simic.training.checkpoints import read_tensors
+
+__all__ = [
+    "GROWN_VERSION",
+    "GrownHeader",
+    "GrownWriter",
+    "load_grown",
+    "materialize_grown_state",
+    "read_grown_header",
+    "save_grown",
+]
+
+GROWN_VERSION: Final = 1
+_KIND: Final = "grown network"
+
+
+class GrownHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a grown network comes from, and what its file is read with."""
+
+    task: str
+    host: HostSpec | None
+    """None for a host of the task's own making: the task's `build_host` makes it again."""
+    slots: tuple[str, ...]
+    lifecycle: LifecycleRules
+    pixel_mean: tuple[float, ...] | None = None
+    """Stored pixels become inputs by (pixel - mean) / std; None takes inputs as they are."""
+    pixel_std: tuple[float, ...] | None = None
+    esper_version: str = __version__
+
+
+def materialize_grown_state(model: MorphogeneticModel) -> dict[str, Any]:
+    """Copy a network to the host's memory; seeds that take no part in its output stay behind.
+
+    Only after the fence: the copies wait for the device.
+    """
+    state = model.state()
+    kept = set(model.blended_slots())
+    prefixes = ("host.", *(f"slots.{slot_id}." for slot_id in sorted(kept)))
+    return {
+        **state,
+        "seeds": {
+            slot_id: seed if slot_id in kept else None for slot_id, seed in state["seeds"].items()
+        },
+        "weights": {
+            name: tensor.detach().cpu().clone()
+            for name, tensor in state["weights"].items()
+            if name.startswith(prefixes)
+        },
+    }
+
+
+def save_grown(
+    state: dict[str, Any], header: GrownHeader, path: Path, *, files: FileSystem | None = None
+) -> None:
+    """Write a grown network, all or nothing."""
+    buffer = io.BytesIO()
+    contents = {"version": GROWN_VERSION, "header": msgspec.to_builtins(header), "model": state}
+    torch.save(contents, buffer)
+    try:
+        write_atomically(files or FileSystem(), path, buffer.getvalue())
+    except OSError as error:
+        raise RunFailedError(
+            f"{error.filename or path}: the grown network could not be written: {error.strerror}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class GrownWriter:
+    """Writes the best network of a run, over and over, to one place."""
+
+    path: Path
+    header: GrownHeader
+    files: FileSystem = field(default_factory=FileSystem)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Put a better network in the place of the one before."""
+        save_grown(state, self.header, self.path, files=self.files)
+
+
+def read_grown_header(path: Path | str) -> GrownHeader:
+    """Tell where a grown network comes from, without building it."""
+    header, _ = _read(Path(path))
+    return header
+
+
+def load_grown(path: Path | str) -> nn.Module:
+    """Build the network that a file was written of: an ordinary module, in evaluation mode."""
+    path = Path(path)
+    header, state = _read(path)
+    # Weights are overwritten at once, so the seed of this generator does not matter.
+    host = _build_host(header, path, torch.Generator())
+    set_dropout = getattr(host, "set_dropout_generator", None)
+    if set_dropout is not None:
+        set_dropout(torch.Generator().manual_seed(0))
+    try:
+        model = MorphogeneticModel(host, header.slots, header.lifecycle)
+        model.load_state(state)
+    except EsperError as error:
+        raise UnreadableFileError(path, f"does not fit its host: {error}") from error
+    return model.eval()
+
+
+def _build_host(header: GrownHeader, path: Path, generator: torch.Generator) -> nn.Module:
+    if header.host is not None:
+        return build_host(header.host, generator)
+    try:
+        task = registered_task(header.task)
+    except UnknownNameError as error:
+        raise UnreadableFileError(path, _unknown_host(header.task)) from error
+    if task.build_host is None:
+        raise UnreadableFileError(path, _unknown_host(header.task))
+    return task.build_host(task.spec, generator)
+
+
+def _unknown_host(task: str) -> str:
+    return (
+        f"grew on a host that task {task!r} builds, and no such task is registered here; install "
+        "its package, or call register_task with build_host first"
+    )
+
+
+def _read(path: Path) -> tuple[GrownHeader, dict[str, Any]]:
+    contents = read_tensors(path, _KIND)
+    if not isinstance(contents, dict) or not {"version", "header", "model"} <= contents.keys():
+        raise UnreadableFileError(path, f"not a {_KIND} of Esper")
+    if contents["version"] != GROWN_VERSION:
+        raise UnreadableFileError(
+            path, f"has version {contents['version']}, this Esper reads {GROWN_VERSION}"
+        )
+    try:
+        header = msgspec.convert(contents["header"], GrownHeader)
+    except msgspec.ValidationError as error:
+        raise UnreadableFileError(path, f"not a {_KIND} of Esper: {error}") from None
+    return header, contents["model"]

@@ -1,0 +1,92 @@
+"""Probes: figures of a closer look against figures by hand."""
+
+import math
+
+import pytest
+import torch
+from tests.simic.telemetry.updates import update
+from tests.simic.training.builders import Play, make_control, small_policy
+
+from esper.simic.telemetry.gradients import check_numerical_stability, collect_per_layer_gradients
+from esper.simic.training.policy_controller import PolicyController
+from esper.simic.training.probes import RunProbes
+from esper.tolaria.fences import CpuFence, Fence, MemoryStats, RecordingFence
+
+
+def probes(learner: PolicyController | None = None, fences: tuple[Fence, ...] = ()) -> RunProbes:
+    return RunProbes(
+        learner=learner,
+        fences=fences,
+        collect_layers=collect_per_layer_gradients,
+        check_stability=check_numerical_stability,
+    )
+
+
+def test_observations_are_summed_up_group_by_group() -> None:
+    learner = small_policy()
+    size = learner.obs_normalizer.mean.numel()
+    seen = torch.zeros(2, size)
+    seen[:, 0], seen[0, 13], seen[:, 23:] = 10.0, 9.5, -2.0
+    seen[1, 23], seen[1, 24], seen[1, 25] = 4.0, math.nan, math.inf
+    learner.last_observation = seen
+
+    told = probes(learner).observation_stats()
+
+    assert told.host_mean == pytest.approx(10.0 / 13)
+    assert told.host_std == pytest.approx(math.sqrt(100 / 13 - (10 / 13) ** 2))
+    assert told.context_mean == pytest.approx(9.5 / 20)
+    assert told.outlier_fraction == pytest.approx(5 / (2 * size))
+    assert told.near_clip_fraction == pytest.approx(4 / (2 * size))
+    assert told.clip_fraction == pytest.approx(3 / (2 * size))
+    assert (told.nan_count, told.inf_count) == (1, 1)
+    assert told.normalization_drift == 0.0
+
+
+def test_drift_is_how_far_the_normaliser_has_moved_from_where_it_began() -> None:
+    learner = small_policy()
+    learner.last_observation = torch.zeros(1, learner.obs_normalizer.mean.numel())
+    learner.obs_normalizer.update(torch.full((3, learner.obs_normalizer.mean.numel()), 2.0))
+
+    mean, std = 0.01 * 2.0, math.sqrt(0.99 + 0.01 * 0.99 * 4.0)
+    drift = probes(learner).observation_stats().normalization_drift
+    assert drift == pytest.approx(mean + abs(std - 1))
+
+
+def test_after_an_update_every_layer_that_was_trained_has_a_gradient_to_look_at() -> None:
+    play = Play(make_control())
+    for step in range(6):
+        play.step(deltas={0: 0.1 * step, 1: 0.5, 2: 0.2})
+    play.control.learn()
+    network = play.control.learner.agent.network
+
+    layers = probes(play.control.learner).layer_gradients()
+
+    assert {layer.layer for layer in layers} == {name for name, _ in network.named_parameters()}
+    assert sum(layer.norm > 0 for layer in layers) > len(layers) / 2
+
+
+def test_a_controller_that_does_not_learn_has_nothing_to_look_at() -> None:
+    assert probes().layer_gradients() == ()
+    assert probes().observation_stats() is None
+    assert probes(small_policy()).observation_stats() is None
+
+
+def test_only_measured_figures_can_be_unstable() -> None:
+    spoilt = update(value_loss=math.nan, ratio_max=math.inf, entropy=None)
+
+    assert probes().unstable(spoilt) == ("value_loss", "ratio_max")
+    assert probes().unstable(update()) == ()
+
+
+def test_each_device_is_asked_once() -> None:
+    stats = MemoryStats(
+        allocated_bytes=1, reserved_bytes=2, free_bytes=3, total_bytes=4, num_retries=5, num_ooms=6
+    )
+    full = [RecordingFence(torch.device("cpu"), stats) for _ in range(2)]
+    other = RecordingFence(torch.device("meta"), stats)
+
+    asked = probes(fences=(*full, other)).memory()
+
+    assert asked == (("cpu", stats), ("meta", stats))
+    assert sum(len(fence.calls) for fence in (*full, other)) == 2
+    assert probes(fences=(CpuFence(),)).memory() == ()

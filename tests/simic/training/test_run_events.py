@@ -1,0 +1,478 @@
+"""Whole runs: what they tell, how often, in which order, and what it adds up to."""
+
+import hashlib
+import itertools
+import math
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tests.simic.training.small_runs import (
+    LENIENT,
+    NUM_TRAIN,
+    NUM_VAL,
+    SmallRun,
+    break_envs,
+    lively_run,
+    lose_envs,
+    small_run,
+)
+
+from esper.leyline.errors import RunFailedError
+from esper.leyline.messages import Phase
+from esper.leyline.rewards import RewardMode
+from esper.leyline.telemetry import (
+    EVENT_SPECS,
+    CountClass,
+    CountPer,
+    Event,
+    EventType,
+    TelemetryLevel,
+)
+from esper.nissa.validation import validate_run
+from esper.simic.training.probes import RunProbes
+
+LEVELS = [level.name.lower() for level in TelemetryLevel]
+
+
+def expected_counts(rounds: int, envs: int, steps: int, level: TelemetryLevel) -> dict:
+    """Return the structural counts of a run without rollbacks and failures."""
+    per = {
+        CountPer.RUN: 1,
+        CountPer.CHECKPOINT: rounds + 1,
+        CountPer.ROUND: rounds,
+        CountPer.EPISODE: rounds * envs,
+        CountPer.ENV_STEP: rounds * envs * steps,
+        CountPer.STEP_OR_UPDATE: rounds * (steps + 1),
+    }
+    return {
+        spec.event_type: per[spec.per]
+        for spec in EVENT_SPECS.values()
+        if spec.count_class is CountClass.STRUCTURAL and spec.level <= level
+    }
+
+
+@pytest.mark.parametrize(
+    ("rounds", "envs", "steps", "level"),
+    [
+        (1, 1, 1, "normal"),
+        (2, 1, 3, "off"),
+        (1, 2, 2, "minimal"),
+        (3, 2, 2, "normal"),
+        (1, 3, 2, "debug"),
+    ],
+)
+def test_structural_counts_have_a_closed_form(
+    tmp_path: Path, rounds: int, envs: int, steps: int, level: str
+) -> None:
+    run = small_run(
+        tmp_path,
+        n_episodes=rounds,
+        n_envs=envs,
+        max_epochs=steps,
+        telemetry={"level": level, "auto_escalate": False},
+    )
+
+    structural = {
+        event_type: count
+        for event_type, count in run.counts.items()
+        if EVENT_SPECS[event_type].count_class is CountClass.STRUCTURAL
+    }
+    assert structural == expected_counts(rounds, envs, steps, TelemetryLevel.named(level))
+    assert all(EVENT_SPECS[kind].level <= TelemetryLevel.named(level) for kind in run.counts), (
+        "nothing is told above the level asked for"
+    )
+    if level == "debug":
+        assert run.counts[EventType.OBSERVATION_STATS] == rounds * steps
+        assert run.counts[EventType.LAYER_GRADIENTS_COLLECTED] == rounds
+
+
+def test_identities_hold_between_the_counts_of_seeds(lively: SmallRun) -> None:
+    changes = Counter(data.to_stage for data in lively.data(EventType.SEED_STAGE_CHANGED))
+    links = Counter(data.phase for data in lively.data(EventType.MORPHOLOGY_CAUSAL_LOG))
+    verdicts = [
+        data
+        for data in lively.data(EventType.MORPHOLOGY_CAUSAL_LOG)
+        if data.phase == "verdict" and data.approved
+    ]
+    stats = lively.data(EventType.BATCH_STATS)
+    ends = lively.data(EventType.EPISODE_OUTCOME)
+
+    counts = lively.counts
+    assert counts[EventType.SEED_FOSSILIZED] == changes["FOSSILIZED"] > 0
+    assert counts[EventType.SEED_PRUNED] == changes["PRUNED"] > 0
+    germinated = counts[EventType.SEED_GERMINATED]
+    assert germinated == sum(data.seeds_germinated for data in stats)
+    assert germinated == sum(data.num_germinated for data in ends)
+    assert counts[EventType.SEED_PRUNED] == sum(data.seeds_pruned for data in stats)
+    assert counts[EventType.SEED_FOSSILIZED] == sum(data.num_fossilized for data in ends)
+    assert links["proposal"] == links["verdict"]
+    assert links["mutation"] == links["dispatch"] == len(verdicts)
+    assert links["commit"] + links["fossilization"] <= links["dispatch"]
+    assert links["rollback"] == links["cooldown"] == links["audit"] == 0
+
+
+def test_the_tally_agrees_with_the_actions_told(lively: SmallRun) -> None:
+    for told, rates, summary, actions in zip(
+        lively.data(EventType.ACTION_DISTRIBUTION),
+        lively.data(EventType.MASK_HIT_RATES),
+        lively.data(EventType.REWARD_SUMMARY),
+        _by_round(lively, EventType.LAST_ACTION),
+        strict=True,
+    ):
+        ops = Counter(action.op for action in actions)
+        assert {op: count for op, count in told.counts.items() if count} == ops
+        successes = Counter(action.op for action in actions if action.succeeded)
+        assert {op: count for op, count in told.successes.items() if count} == successes
+        assert rates.num_decisions == rates.legal_counts["WAIT"] == len(actions)
+        assert rates.forced_count == sum(action.is_forced for action in actions)
+        rewards = [action.reward for action in actions]
+        assert summary.mean_reward == pytest.approx(sum(rewards) / len(rewards))
+        assert summary.mean_components.total() == pytest.approx(summary.mean_reward)
+
+
+def _by_round(run: SmallRun, event_type: EventType) -> list[list]:
+    groups = itertools.groupby(run.of(event_type), key=lambda event: event.round)
+    return [[event.data for event in group] for _, group in groups]
+
+
+def test_the_rewards_told_are_what_an_episode_sums_up_to(lively: SmallRun) -> None:
+    for end in lively.of(EventType.EPISODE_OUTCOME):
+        mine = [
+            event.data.reward
+            for event in lively.of(EventType.LAST_ACTION)
+            if event.episode_id == end.episode_id
+        ]
+        assert end.data.total_reward == pytest.approx(sum(mine))
+        assert end.data.num_steps == len(mine)
+
+
+def test_a_round_sums_its_episodes_up(lively: SmallRun) -> None:
+    ends = _by_round(lively, EventType.EPISODE_OUTCOME)
+    for index, (told, episodes) in enumerate(
+        zip(lively.data(EventType.BATCH_EPOCH_COMPLETED), ends, strict=True)
+    ):
+        assert told.env_rewards == tuple(end.total_reward for end in episodes)
+        assert told.env_accuracies_pct == tuple(end.final_accuracy_pct for end in episodes)
+        assert told.episodes_completed == 2 * (index + 1)
+        mean = sum(told.env_accuracies_pct) / len(episodes)
+        assert told.mean_accuracy_pct == pytest.approx(mean)
+
+
+def test_throughput_counts_samples_and_how_long_lanes_waited(lively: SmallRun) -> None:
+    for told in lively.data(EventType.THROUGHPUT):
+        assert told.env_steps == 2 * 25
+        assert told.train_samples == told.env_steps * NUM_TRAIN
+        assert told.val_samples == told.env_steps * NUM_VAL
+        assert 0 < told.feeder_wait_s < told.duration_s
+
+
+def test_a_step_is_told_in_order(lively: SmallRun) -> None:
+    """Evidence of all envs, then env by env what was done, then the profile."""
+    stages = {
+        EventType.COUNTERFACTUAL_MATRIX_COMPUTED: 0,
+        EventType.SHAPLEY_COMPUTED: 0,
+        EventType.EPOCH_COMPLETED: 1,
+        EventType.GRADIENT_ANOMALY: 1,
+        EventType.TAMIYO_INITIATED: 1,
+        EventType.PHASE_PROFILE_COMPLETED: 3,
+    }
+    steps = itertools.groupby(
+        (event for event in lively.events if event.step is not None),
+        key=lambda event: (event.round, event.step),
+    )
+    for _, group in steps:
+        events = list(group)
+        places = [(stages.get(event.event_type, 2), event.env_id or 0) for event in events]
+        assert places == sorted(places)
+        for env_id in range(2):
+            mine = [event.event_type for event in events if event.env_id == env_id]
+            assert mine.index(EventType.EPOCH_COMPLETED) < mine.index(EventType.LAST_ACTION)
+            assert EventType.EPISODE_OUTCOME not in mine[:-1]
+
+
+def test_a_causal_chain_frames_what_it_caused(lively: SmallRun) -> None:
+    orders = {
+        "proposal": ["verdict"],
+        "verdict": ["mutation", "end"],
+        "mutation": ["dispatch"],
+        "dispatch": ["commit", "fossilization", "end"],
+    }
+    chains: dict[str, list[Event]] = {}
+    for event in lively.of(EventType.MORPHOLOGY_CAUSAL_LOG):
+        chains.setdefault(event.data.action_id, []).append(event)
+    for chain in chains.values():
+        phases = [event.data.phase for event in chain]
+        assert phases[0] == "proposal"
+        assert all(then in orders[now] for now, then in itertools.pairwise(phases))
+        assert phases[-1] in ("commit", "fossilization") or "end" in orders[phases[-1]]
+    for seed in lively.of(EventType.SEED_GERMINATED):
+        before = lively.events[: lively.events.index(seed)]
+        links = [event for event in before if event.event_type is EventType.MORPHOLOGY_CAUSAL_LOG]
+        assert links[-1].data.phase == "mutation"
+        assert links[-1].data.slot_id == seed.data.slot_id
+
+
+def test_a_round_ends_in_order(lively: SmallRun) -> None:
+    order = [
+        EventType.PHASE_PROFILE_COMPLETED,
+        EventType.PPO_UPDATE_COMPLETED,
+        EventType.BATCH_STATS,
+        EventType.BATCH_EPOCH_COMPLETED,
+        EventType.ACTION_DISTRIBUTION,
+        EventType.MASK_HIT_RATES,
+        EventType.REWARD_SUMMARY,
+        EventType.THROUGHPUT,
+        EventType.SCOREBOARD_UPDATED,
+    ]
+    for index in range(2):
+        tail = [
+            event.event_type
+            for event in lively.events
+            if event.round == index and event.step is None
+        ]
+        assert [kind for kind in tail if kind in order] == order
+
+
+def test_the_log_of_a_run_obeys_every_rule_of_its_readers(lively: SmallRun) -> None:
+    assert validate_run(lively.directory).findings == []
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_the_log_of_a_troubled_run_obeys_every_rule_of_its_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    lose_envs(monkeypatch, {(0, 1), (2, 0)})
+    break_envs(monkeypatch, phase, {(1, 2 if phase is not Phase.BUILD else 0)})
+
+    run = small_run(tmp_path, n_envs=3, max_epochs=4, n_episodes=2)
+
+    assert run.counts[EventType.GOVERNOR_ROLLBACK] == 4
+    assert run.counts[EventType.ENV_FAILED] == 2
+    assert validate_run(run.directory).findings == []
+
+
+def test_a_run_is_framed_and_numbered_without_gaps(lively: SmallRun) -> None:
+    kinds = [event.event_type for event in lively.events]
+
+    assert kinds[:2] == [EventType.TRAINING_STARTED, EventType.CHECKPOINT_SAVED]
+    assert kinds[-2:] == [EventType.CHECKPOINT_SAVED, EventType.RUN_FINISHED]
+    assert [event.seq for event in lively.events] == list(range(len(kinds)))
+    finished = lively.data(EventType.RUN_FINISHED)[0]
+    assert (finished.status, finished.rounds_completed) == ("completed", 2)
+    assert finished.episodes_completed == 4
+
+
+def test_every_env_event_names_its_episode(lively: SmallRun) -> None:
+    for event in lively.events:
+        if event.env_id is not None:
+            assert event.episode_id == 2 * event.round + event.env_id
+        else:
+            assert event.episode_id is None
+
+
+def digest(run: SmallRun) -> str:
+    weights = run.result.agent.network.state_dict()
+    parts = [bytes(value.clone().untyped_storage()) for _, value in sorted(weights.items())]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def test_telling_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+    runs = [
+        lively_run(tmp_path / level, max_epochs=8, telemetry={"level": level}) for level in LEVELS
+    ]
+
+    assert len({digest(run) for run in runs}) == 1
+    assert len({run.result.state.scoreboard.params_added for run in runs}) == 1
+    for less, more in itertools.pairwise(runs):
+        kinds = set(less.counts)
+        told = [event.data for event in more.events if event.event_type in kinds]
+        ends = [data for data in told if type(data).__name__ == "EpisodeOutcome"]
+        assert ends == less.data(EventType.EPISODE_OUTCOME)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step"),
+    [
+        (Phase.BUILD, 0),
+        *itertools.product((Phase.TRAIN, Phase.VALIDATE, Phase.APPLY), (0, 1, 3)),
+    ],
+)
+def test_an_env_that_breaks_is_told_once_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: SmallRun, phase: Phase, step: int
+) -> None:
+    break_envs(monkeypatch, phase, {(1, step)})
+
+    run = small_run(tmp_path, max_epochs=4)
+
+    assert run.error is None
+    (failed,) = run.of(EventType.ENV_FAILED)
+    assert (failed.env_id, failed.data.phase, failed.episode_id) == (1, phase, 1)
+    assert failed.step == (None if phase is Phase.BUILD else step)
+    assert failed.data.message == "a fault in env 1"
+    ends = {event.env_id: event.data for event in run.of(EventType.EPISODE_OUTCOME)}
+    assert run.counts[EventType.EPISODE_OUTCOME] == 2
+    assert (ends[1].status, ends[1].num_steps) == ("failed", step)
+    validated = step + (phase is Phase.APPLY)
+    assert run.counts[EventType.EPOCH_COMPLETED] == 4 + validated
+    assert run.counts[EventType.LAST_ACTION] == 4 + step
+    of_broken = [event.event_type for event in run.events if event.env_id == 1]
+    assert of_broken[-2:] == [EventType.ENV_FAILED, EventType.EPISODE_OUTCOME]
+    for kind in (EventType.EPOCH_COMPLETED, EventType.LAST_ACTION):
+        before, after = (
+            [event.data for event in item.of(kind) if event.env_id == 0] for item in (whole, run)
+        )
+        assert after == before
+
+
+def test_a_run_whose_envs_are_all_gone_fails_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_envs(monkeypatch, Phase.VALIDATE, {(0, 1), (1, 1)})
+
+    run = small_run(tmp_path)
+
+    assert isinstance(run.error, RunFailedError)
+    assert "every env has failed" in str(run.error)
+    assert run.counts[EventType.ENV_FAILED] == run.counts[EventType.EPISODE_OUTCOME] == 2
+    assert run.data(EventType.RUN_FINISHED)[0].status == "failed"
+    assert run.counts[EventType.CHECKPOINT_SAVED] == 1
+
+
+@pytest.mark.parametrize("phase", [Phase.BUILD, Phase.APPLY])
+def test_a_run_without_envs_ends_wherever_the_last_one_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    step = 2 if phase is Phase.APPLY else 0
+    break_envs(monkeypatch, phase, {(0, step), (1, step)})
+
+    run = small_run(tmp_path)
+
+    assert isinstance(run.error, RunFailedError)
+    assert run.counts[EventType.ENV_FAILED] == 2
+    assert run.events[-1].event_type is EventType.RUN_FINISHED
+
+
+@pytest.mark.parametrize("command", ["heuristic", "random", "wait", "periodic"])
+def test_any_controller_survives_a_round_without_envs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    break_envs(monkeypatch, Phase.BUILD, {(0, 0), (1, 0)})
+
+    run = small_run(tmp_path, command)
+
+    assert "every env has failed" in str(run.error)
+    assert run.counts[EventType.EPISODE_OUTCOME] == 2
+
+
+def test_a_round_without_a_step_to_learn_from_skips_its_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_envs(monkeypatch, {(0, 0), (1, 0)})
+
+    run = small_run(tmp_path, max_epochs=1)
+
+    assert run.error is None
+    assert run.counts[EventType.PPO_UPDATE_COMPLETED] == 0
+    (stats,) = run.data(EventType.BATCH_STATS)
+    assert (stats.update_performed, stats.skip_reason) == (False, "no_rows")
+    assert stats.unattributed_penalties == 2
+
+
+@pytest.mark.parametrize("mode", RewardMode)
+def test_every_reward_mode_runs_and_adds_up(tmp_path: Path, mode: RewardMode) -> None:
+    run = small_run(tmp_path, "periodic", max_epochs=6, lifecycle=LENIENT, reward_mode=mode.value)
+
+    assert run.error is None
+    for action in run.data(EventType.LAST_ACTION):
+        assert action.reward == pytest.approx(action.reward_components.total())
+
+
+def test_the_loss_family_runs_and_pays_for_falling_losses(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "wait", n_envs=1, max_epochs=4, reward_family="loss")
+
+    losses = [item.val_loss for item in run.data(EventType.EPOCH_COMPLETED)]
+    terms = [item.reward_components.loss_delta for item in run.data(EventType.LAST_ACTION)]
+    assert terms[0] == 0.0
+    for before, now, term in zip(losses, losses[1:], terms[1:], strict=False):
+        assert (term > 0) == (now < before)
+
+
+def test_phases_are_told_where_they_belong(lively: SmallRun) -> None:
+    for event in lively.of(EventType.PHASE_PROFILE_COMPLETED):
+        phases = [phase.phase for phase in event.data.phases]
+        whole_step = ["train", "validate", "decide", "apply", "record"]
+        assert phases == (["learn"] if event.step is None else whole_step)
+        assert all(phase.wall_ms > 0 for phase in event.data.phases)
+
+
+def test_a_run_without_a_profile_is_the_same_run(tmp_path: Path) -> None:
+    plain = small_run(tmp_path / "plain")
+    quiet = small_run(tmp_path / "quiet", run={"profiler": {"phases": False}})
+
+    assert digest(quiet) == digest(plain)
+    assert quiet.counts + Counter({EventType.PHASE_PROFILE_COMPLETED: 4}) == plain.counts
+
+
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_a_rollback_is_told_in_place_of_the_action_and_its_episode_ends_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    lose_envs(monkeypatch, {(0, step)})
+
+    run = small_run(tmp_path, max_epochs=5)
+
+    assert run.error is None
+    (rollback,) = run.of(EventType.GOVERNOR_ROLLBACK)
+    assert (rollback.env_id, rollback.step, rollback.data.reason) == (0, step, "nan")
+    assert rollback.data.loss_at_panic is None
+    assert rollback.nonfinite == ("loss_at_panic",)
+    assert rollback.data.blamed_step == (step - 1 if step else None)
+    assert rollback.data.num_steps_forfeited == step
+    assert run.counts[EventType.EPOCH_COMPLETED] == 10
+    assert run.counts[EventType.LAST_ACTION] == 9
+    assert run.counts[EventType.EPISODE_OUTCOME] == 2
+    rewards = [event.data.reward for event in run.of(EventType.LAST_ACTION) if event.env_id == 0]
+    expected = (rollback.data.penalty if step else 0.0) + sum(rewards[step:])
+    ends = {event.env_id: event.data for event in run.of(EventType.EPISODE_OUTCOME)}
+    assert ends[0].total_reward == pytest.approx(expected)
+    assert (ends[0].num_rollbacks, ends[1].num_rollbacks) == (1, 0)
+    (stats,) = run.data(EventType.BATCH_STATS)
+    assert (stats.rollback_attempts, stats.unattributed_penalties) == (1, int(step == 0))
+    links = Counter(data.phase for data in run.data(EventType.MORPHOLOGY_CAUSAL_LOG))
+    assert links["rollback"] == links["cooldown"] == links["audit"] == 1
+    (update,) = run.data(EventType.PPO_UPDATE_COMPLETED)
+    assert (update.rollback_count, update.rollback_steps_forfeited) == (1, step)
+
+
+def test_probes_never_run_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    for name in ("layer_gradients", "observation_stats", "memory"):
+        probe = getattr(RunProbes, name)
+
+        def noted(self, probe=probe):
+            threads.add(threading.current_thread().name)
+            return probe(self)
+
+        monkeypatch.setattr(RunProbes, name, noted)
+
+    small_run(tmp_path, telemetry={"level": "debug"})
+
+    assert threads == {"control"}
+
+
+def test_loss_of_a_lost_step_does_not_reach_the_observation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_envs(monkeypatch, {(0, 1)})
+
+    run = small_run(tmp_path, max_epochs=4, telemetry={"level": "debug"})
+
+    stats = run.data(EventType.OBSERVATION_STATS)
+    assert [item.nan_count + item.inf_count for item in stats] == [0] * 4
+    assert all(math.isfinite(item.host_mean) for item in stats)
+    assert all(torch.isfinite(value).all() for value in run.result.agent.network.parameters())

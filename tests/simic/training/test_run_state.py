@@ -1,0 +1,121 @@
+"""The state of a run: rolling means, bests, and the way through a checkpoint."""
+
+import math
+import statistics
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline.payloads import SeedGerminated
+from esper.leyline.reports import BatchSummary, EpisodeRecord, EpisodeStatus
+from esper.simic.seed_management import Escalation
+from esper.simic.telemetry.anomaly import AnomalyState
+from esper.simic.telemetry.scoreboard import Scoreboard
+from esper.simic.training.run_state import ROLLING_ROUNDS, RunState
+
+
+def episode(loss: float | None, status: EpisodeStatus = EpisodeStatus.TIMEOUT) -> EpisodeRecord:
+    return EpisodeRecord(
+        round=0,
+        env_id=0,
+        episode_id=0,
+        status=status,
+        num_steps=1,
+        final_accuracy_pct=50.0,
+        best_accuracy_pct=50.0,
+        final_loss=loss,
+        total_reward=0.0,
+        stability=1.0,
+        param_ratio=1.0,
+        num_germinated=0,
+        num_pruned=0,
+        num_fossilized=0,
+        num_contributing_fossils=0,
+        num_rollbacks=0,
+    )
+
+
+def summary(
+    round_index: int, accuracy: float | None, state: RunState, *episodes: EpisodeRecord
+) -> BatchSummary:
+    return BatchSummary(
+        round=round_index,
+        episodes=episodes,
+        mean_accuracy_pct=accuracy,
+        rolling_accuracy_pct=state.rolling_with(accuracy),
+        mean_reward=0.0,
+        update_performed=True,
+        policy_loss=None,
+        value_loss=None,
+        entropy=None,
+        kl_divergence=None,
+        duration_s=1.0,
+    )
+
+
+@given(st.lists(st.none() | st.floats(0.0, 100.0), max_size=25))
+def test_rolling_and_best_agree_with_the_whole_history(accuracies) -> None:
+    state = RunState()
+    for index, accuracy in enumerate(accuracies):
+        told = summary(index, accuracy, state, episode(1.0))
+        measured = [value for value in accuracies[: index + 1] if value is not None]
+        before = [value for value in accuracies[:index] if value is not None]
+        is_best = accuracy is not None and (not before or accuracy > max(before))
+        assert state.is_best(told, by_loss=False) == is_best
+        state = state.after_round(told)
+
+        if measured:
+            window = measured[-ROLLING_ROUNDS:]
+            assert state.rolling_accuracy_pct == pytest.approx(statistics.fmean(window))
+        assert state.best_accuracy_pct == max(measured, default=None)
+        assert state.final_accuracy_pct == accuracy
+        assert state.rounds_completed == state.episodes_completed == index + 1
+    assert len(state.history) == len(accuracies)
+
+
+@given(st.lists(st.floats(0.0, 9.0) | st.sampled_from([math.nan, math.inf]), max_size=12))
+def test_a_loss_that_is_not_finite_is_never_the_best_and_hides_no_later_one(losses) -> None:
+    state = RunState()
+    for index, loss in enumerate(losses):
+        told = summary(index, None, state, episode(loss))
+        before = [value for value in losses[:index] if math.isfinite(value)]
+        is_best = math.isfinite(loss) and (not before or loss < min(before))
+        assert state.is_best(told, by_loss=True) == is_best
+        state = state.after_round(told)
+
+    assert state.best_loss == min((loss for loss in losses if math.isfinite(loss)), default=None)
+
+
+def test_envs_that_broke_have_no_say_in_the_best() -> None:
+    told = summary(
+        0, None, RunState(), episode(4.0), episode(0.1, EpisodeStatus.FAILED), episode(None)
+    )
+
+    assert RunState().after_round(told).best_loss == 4.0
+
+
+def test_state_survives_the_form_that_checkpoints_keep() -> None:
+    germinated = SeedGerminated(
+        slot_id="r0c0",
+        seed_id="a",
+        blueprint="norm",
+        num_params=1,
+        style="SIGMOID_ADD",
+        tempo_steps=5,
+        alpha_target=1.0,
+    )
+    state = RunState(
+        anomalies=AnomalyState(
+            low_entropy_streaks={"op": 2},
+            gradient_norm_mean=0.5,
+            gradient_health_mean=1.0,
+            consecutive_skips=2,
+        ),
+        scoreboard=Scoreboard().noting([germinated]),
+        escalation=Escalation(steps_left=3),
+    )
+    state = state.after_round(summary(0, 50.0, state, episode(1.0)))
+
+    assert msgspec.convert(msgspec.to_builtins(state), RunState) == state

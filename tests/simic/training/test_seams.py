@@ -1,0 +1,173 @@
+"""Names in `vectorized` that may be replaced, each replaced and seen to take effect."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.config import TelemetryConfig
+from esper.leyline.jobs import merge_job
+from esper.leyline.payloads import LayerGradient
+from esper.leyline.telemetry import EventType
+from esper.nissa.testing import RecordingHub
+from esper.runtime.batches import SharedBatchIterator
+from esper.scripts import train
+from esper.simic.agent.ppo_agent import PPOAgent
+from esper.simic.normalizers import RewardNormalizer
+from esper.simic.training import vectorized
+from esper.simic.training.resuming import load_run
+from esper.simic.training.vectorized import TrainingResult, run_job
+
+
+def tiny_run(telemetry_dir: Path, *, resume: bool = False, **training: object) -> TrainingResult:
+    settings = {"n_episodes": 1, "n_envs": 2, "max_epochs": 2, **training}
+    layer = {"training": settings, "run": {"telemetry_dir": str(telemetry_dir)}}
+    job, _ = merge_job(("test", layer))
+    checkpoint = next(telemetry_dir.glob("*/checkpoints/round-000001.pt")) if resume else None
+    return run_job(job, resumed=None if checkpoint is None else load_run(checkpoint))
+
+
+def test_replacing_get_hub_takes_the_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = RecordingHub()
+    monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
+    tiny_run(tmp_path)
+    assert len(hub.of_type(EventType.EPOCH_COMPLETED)) == 4
+
+
+def test_replacing_the_reward_normalizer_changes_what_is_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tensor] = []
+
+    class Noting(RewardNormalizer):
+        def normalize_round(self, rewards: Tensor, is_paid: Tensor) -> Tensor:
+            seen.append(rewards)
+            return super().normalize_round(rewards, is_paid)
+
+    monkeypatch.setattr(vectorized, "RewardNormalizer", Noting)
+    tiny_run(tmp_path)
+    assert [tuple(rewards.shape) for rewards in seen] == [(2, 2)]
+
+
+def test_replacing_the_batch_iterator_changes_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[tuple[int, int]] = []
+
+    class Noting(SharedBatchIterator):
+        def batches(self, *, round: int, step: int) -> Iterator[list[Any]]:
+            passes.append((round, step))
+            return super().batches(round=round, step=step)
+
+    monkeypatch.setattr(vectorized, "SharedBatchIterator", Noting)
+    tiny_run(tmp_path)
+    assert passes.count((0, 1)) == 1
+
+
+def test_replacing_the_agent_changes_who_decides_and_who_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Path] = []
+
+    class Noting(PPOAgent):
+        @classmethod
+        def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> PPOAgent:
+            loaded.append(Path(path))
+            return super().load(path, device=device)
+
+    monkeypatch.setattr(vectorized, "PPOAgent", Noting)
+    assert isinstance(tiny_run(tmp_path).agent, Noting)
+    tiny_run(tmp_path, resume=True, n_episodes=2)
+    assert [path.name for path in loaded] == ["round-000001.pt"]
+
+
+def test_replacing_autocast_wraps_every_forward_of_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[str] = []
+
+    class Precision:
+        @staticmethod
+        @contextmanager
+        def autocast(device_type: str, dtype: torch.dtype) -> Iterator[None]:
+            entered.append(f"{device_type} {dtype}")
+            yield
+
+    monkeypatch.setattr(vectorized, "torch_amp", Precision)
+    tiny_run(tmp_path, amp=True)
+    assert set(entered) == {"cpu torch.bfloat16"}
+    assert len(entered) > 4
+
+
+def test_replacing_the_layer_collector_changes_what_is_told_of_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collect(network: nn.Module) -> tuple[LayerGradient, ...]:
+        return (
+            LayerGradient(
+                layer="mine", norm=1.0, health=0.0, zero_fraction=1.0, nan_count=0, inf_count=0
+            ),
+        )
+
+    hub = RecordingHub(config=TelemetryConfig(level="debug"))
+    monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
+    monkeypatch.setattr(vectorized, "collect_per_layer_gradients", collect)
+    tiny_run(tmp_path)
+    (told,) = hub.of_type(EventType.LAYER_GRADIENTS_COLLECTED)
+    assert [layer.layer for layer in told.data.layers] == ["mine"]
+    assert told.data.num_dead == 1
+
+
+def test_replacing_the_stability_check_raises_its_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = RecordingHub()
+    monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
+    monkeypatch.setattr(vectorized, "check_numerical_stability", lambda figures: ("planted",))
+    tiny_run(tmp_path)
+    (alarm,) = hub.of_type(EventType.NUMERICAL_INSTABILITY_DETECTED)
+    assert "planted" in alarm.data.where
+
+
+def test_the_command_calls_the_entry_point_through_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[dict[str, Any]] = []
+
+    def noted(job: object, **options: Any) -> TrainingResult:
+        called.append(options)
+        return original(job, **options)
+
+    original: Callable[..., TrainingResult] = vectorized.run_job
+    monkeypatch.setattr(vectorized, "run_job", noted)
+    arguments = f"wait --rounds 1 --envs 1 --episode-length 1 --quiet --telemetry-dir {tmp_path}"
+    assert train.main(arguments.split()) == 0
+    assert [options["command"] for options in called] == ["wait"]
+
+
+def test_a_compiled_policy_runs_the_compiled_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str | None] = []
+
+    def compile_double(function: Callable[..., Any], *, mode: str | None, dynamic: bool) -> Any:
+        assert dynamic is False
+
+        def run(*arguments: Any) -> Any:
+            compiled.append(mode)
+            return function(*arguments)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_double)
+    tiny_run(tmp_path / "off")
+    assert compiled == []
+    tiny_run(tmp_path / "on", compile_mode="reduce-overhead")
+    assert set(compiled) == {"reduce-overhead"}
+    assert len(compiled) >= 2
