@@ -6,6 +6,9 @@ import pytest
 from tests.nissa.fake_run import FakeRun, write_log, write_run
 from tests.nissa.test_scanning import index_of
 
+from esper.leyline.errors import UnreadableFileError
+from esper.nissa.files import FileSystem
+from esper.nissa.journal import open_journal
 from esper.nissa.validation import Validation, validate_run
 
 
@@ -53,6 +56,27 @@ def test_crc_file_with_nonsense_is_told(row: str, tmp_path: Path) -> None:
     (run / "events.crc").write_text(row, encoding="utf-8")
 
     assert kinds(validate_run(run)) == {"crc"}
+
+
+def test_checksum_in_another_spelling_is_told(tmp_path: Path) -> None:
+    run = FakeRun().write(tmp_path)
+    rows = (run / "events.crc").read_text()
+    assert rows.upper() != rows, "no checksum of this run has a letter"
+    (run / "events.crc").write_text(rows.upper())
+
+    assert kinds(validate_run(run)) == {"crc"}
+
+
+def test_last_block_with_a_wrong_number_of_events_is_told_and_not_opened(tmp_path: Path) -> None:
+    run = FakeRun().write(tmp_path)
+    *rows, last = (run / "events.crc").read_text().splitlines(keepends=True)
+    start, end, first_seq, last_seq, crc = last.split(" ")
+    wrong = f"{start} {end} {first_seq} {int(last_seq) + 1} {crc}"
+    (run / "events.crc").write_text("".join((*rows, wrong)))
+
+    assert kinds(validate_run(run)) == {"crc"}
+    with pytest.raises(UnreadableFileError, match="is damaged"):
+        open_journal(run / "events.jsonl", files=FileSystem(), has_checksums=True)
 
 
 def test_torn_last_row_of_the_crc_file_leaves_a_tail_uncovered(tmp_path: Path) -> None:

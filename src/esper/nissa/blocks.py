@@ -52,6 +52,15 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             crc=zlib.crc32(block.data),
         )
 
+    @property
+    def num_events(self) -> int:
+        """Count the events of the block."""
+        return self.last_seq - self.first_seq + 1
+
+    def describes(self, data: bytes) -> bool:
+        """Tell whether these are the bytes that were committed."""
+        return zlib.crc32(data) == self.crc and data.count(b"\n") == self.num_events
+
     def line(self) -> bytes:
         """Return the record as it is written, newline included."""
         span = f"{self.start} {self.end} {self.first_seq} {self.last_seq}"

@@ -10,6 +10,7 @@ import msgspec
 
 from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, decode_event
+from esper.nissa.blocks import CommitRecord, parse_commit_record
 from esper.nissa.identities import check_profile
 from esper.nissa.lines import find_logs, is_compressed, read_chunks, run_directory_of, split_lines
 from esper.nissa.scanning import ScanTask, scan_log
@@ -95,16 +96,6 @@ class _BlockCheck(NamedTuple):
     num_uncovered_bytes: int
 
 
-class _Block(NamedTuple):
-    """One row of the CRC file."""
-
-    start: int
-    end: int
-    first_seq: int
-    last_seq: int
-    crc: int
-
-
 def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck:
     """Compare every CRC block with the log; blocks must follow each other from offset 0."""
     size = log.stat().st_size
@@ -121,8 +112,8 @@ def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck
                 message = f"block at offset {block.start} does not follow offset {expected_start}"
                 findings.add(crc_path, number, "crc", message)
                 break
-            if _crc_of(stream, block.end - block.start) != block.crc:
-                message = f"bytes {block.start} to {block.end} of {log.name} have changed"
+            if not _matches(stream, block):
+                message = f"bytes {block.start} to {block.end} of {log.name} are not what it says"
                 findings.add(crc_path, number, "crc", message)
             else:
                 num_matching += 1
@@ -132,15 +123,13 @@ def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck
     return _BlockCheck(num_matching, max(size - expected_start, 0))
 
 
-def _read_blocks(crc_path: Path, findings: _Findings) -> Iterator[tuple[int, _Block]]:
+def _read_blocks(crc_path: Path, findings: _Findings) -> Iterator[tuple[int, CommitRecord]]:
     """Yield the rows; a last one without its newline is torn and does not count."""
     *rows, _ = crc_path.read_bytes().split(b"\n")
     for number, row in enumerate(rows, 1):
-        try:
-            *numbers, crc = row.decode("ascii").split(" ")
-            start, end, first_seq, last_seq = map(int, numbers)
-            block = _Block(start, end, first_seq, last_seq, int(crc, 16))
-        except ValueError:
+        # Only the one spelling that is ever written passes: a changed letter is damage, too.
+        block = parse_commit_record(row)
+        if block is None:
             findings.add(crc_path, number, "crc", "is not a row of five numbers")
             return
         if not block.start < block.end or block.last_seq < block.first_seq:
@@ -149,15 +138,15 @@ def _read_blocks(crc_path: Path, findings: _Findings) -> Iterator[tuple[int, _Bl
         yield number, block
 
 
-def _crc_of(stream: BinaryIO, num_bytes: int) -> int:
-    crc = 0
-    while num_bytes > 0:
-        piece = stream.read(min(num_bytes, 1 << 20))
-        if not piece:
-            break
+def _matches(stream: BinaryIO, block: CommitRecord) -> bool:
+    """Compare the next bytes of a log with their checksum and their number of events."""
+    crc = num_lines = 0
+    num_left = block.end - block.start
+    while num_left > 0 and (piece := stream.read(min(num_left, 1 << 20))):
         crc = zlib.crc32(piece, crc)
-        num_bytes -= len(piece)
-    return crc
+        num_lines += piece.count(b"\n")
+        num_left -= len(piece)
+    return (crc, num_lines) == (block.crc, block.num_events)
 
 
 def _check_lines(path: Path, channel: Channel, findings: _Findings) -> int:
