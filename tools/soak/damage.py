@@ -91,13 +91,15 @@ def rows(is_quick: bool) -> Iterator[Row]:
         cuts = rng.sample(lengths, QUICK_SAMPLES) if is_quick else lengths
         for num_bytes in cuts:
             check_cut(log, num_bytes)
-        num_bits = 8 * (len(log.data) + len(log.checksums))
-        num_flips = QUICK_SAMPLES if is_quick else NUM_FLIPS
-        for _ in range(num_flips):
-            check_flip(log, rng.randrange(num_bits))
-            check_flip_without_checksums(log, rng.randrange(8 * len(log.data)))
+        num_bits = 8 * len(log.data)
+        bits = rng.sample(range(num_bits), QUICK_SAMPLES if is_quick else NUM_FLIPS)
+        checksum_bits = range(num_bits, num_bits + 8 * len(log.checksums))
+        bits += rng.sample(checksum_bits, QUICK_SAMPLES) if is_quick else checksum_bits
+        for bit in bits:
+            check_flip(log, bit)
+            check_flip_without_checksums(log, bit % num_bits)
     num_blocks = len(log.checksums.splitlines())
-    for what, number in (("cuts", len(cuts)), ("flipped bits", num_flips)):
+    for what, number in (("cuts", len(cuts)), ("flipped bits", len(bits))):
         yield Row(
             name=f"L4 {what} of a log, told and nothing made up",
             measured=number,
