@@ -106,7 +106,9 @@ class MorphogeneticModel(nn.Module):
         return PrefixWalk(self._route, blended, ablations).run(x)
 
     def _slots_in_execution_order(self) -> Iterator[SeedSlot]:
-        return (self.slot(slot_id) for slot_id in self.slot_config.execution_order)
+        # Looked up once: a module's attributes are slow to come by, and this runs for every batch.
+        slots = self.slots
+        return (cast(SeedSlot, slots[slot_id]) for slot_id in self.slot_config.execution_order)
 
     # --- Operations --------------------------------------------------------------------------
 
