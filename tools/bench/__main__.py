@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _line(row: Row) -> str:
     sign = "≥" if row.is_at_least else "≤"
     verdict = "" if row.is_met else "  MISSED"
-    target = f"{sign} {row.target:,.6g}"
+    target = "" if row.target is None else f"{sign} {row.target:,.6g}"
     note = f"  ({row.note})" if row.note else ""
     return f"{row.name:<44}{row.measured:>14,.6g}  {target:>14}  {row.unit}{verdict}{note}"
 

@@ -1,13 +1,15 @@
 """The limit: the same hosts on the same batches in a plain PyTorch loop, on one thread.
 
 No orchestration, policy, telemetry or attribution. `python -m tools.bench.bare_loop WORKLOAD
---envs 0,1` runs once for each line it reads and answers with the seconds that took.
+--envs 0,1 --steps 10` runs once for each line it reads and answers with the seconds that took.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +31,6 @@ class BareLoop:
 
     def __init__(self, workload: Workload, env_ids: Sequence[int] | None = None) -> None:
         """Load the data; `env_ids` None takes all hosts."""
-        from pathlib import Path
-
         self._workload = workload
         self._config = job_of(workload, Path()).training
         self._task = registered_task(workload.task).spec
@@ -80,9 +80,7 @@ class BareLoop:
             foreach=True,
         )
 
-    def _train_batch(
-        self, host: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch
-    ) -> None:
+    def _train_batch(self, host: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
         host.train()
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(host(batch.inputs), batch.targets)
@@ -106,10 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.bare_loop", description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--envs", required=True, help="env ids, parted by commas")
+    parser.add_argument("--steps", type=int, required=True, help="of a round")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     env_ids = [int(word) for word in arguments.envs.split(",")]
-    loop = BareLoop(WORKLOADS[arguments.workload], env_ids)
+    workload = replace(WORKLOADS[arguments.workload], num_steps=arguments.steps)
+    loop = BareLoop(workload, env_ids)
     print("ready", flush=True)
     for _ in sys.stdin:
         started_s = time.perf_counter()

@@ -17,8 +17,9 @@ class Row:
 
     name: str
     measured: float
-    target: float
     unit: str
+    target: float | None = None
+    """None for a figure that only shows how something grows."""
     is_at_least: bool = False
     """The target is a lower bound."""
     note: str = ""
@@ -26,7 +27,9 @@ class Row:
 
     @property
     def is_met(self) -> bool:
-        """Tell whether the target is reached."""
+        """Tell whether the target is reached, if there is one."""
+        if self.target is None:
+            return True
         if self.is_at_least:
             return self.measured >= self.target
         return self.measured <= self.target

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -13,14 +13,23 @@ import msgspec
 
 from esper.leyline.config import Job
 from esper.leyline.jobs import merge_job
-from esper.leyline.tasks import TASKS, TaskSpec
+from esper.leyline.tasks import TASKS, BatchMode, CnnHostSpec, TaskSpec
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.synthetic import PartSizes, synthetic_images
 from esper.runtime.tasks import all_tasks, register_task
 from esper.simic.training.vectorized import Companion, TrainingResult, run_job
 
-__all__ = ["C64", "DIGITS", "FLOOR", "WORKLOADS", "Workload", "job_of", "run_workload"]
+__all__ = [
+    "C64",
+    "DIGITS",
+    "FLOOR",
+    "GROWTH",
+    "WORKLOADS",
+    "Workload",
+    "job_of",
+    "run_workload",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,30 +56,40 @@ FLOOR: Final = Workload(name="floor", task="bench_floor", num_steps=50)
 """The same host on next to nothing: what is left is orchestration."""
 DIGITS: Final = Workload(name="digits", task="digits", num_steps=40)
 """One round of the default job."""
-WORKLOADS: Final = {workload.name: workload for workload in (C64, FLOOR, DIGITS)}
+GROWTH: Final = Workload(name="growth", task="bench_growth", num_steps=4)
+"""As much work per env and step as `floor`, whatever the number of envs."""
+WORKLOADS: Final = {workload.name: workload for workload in (C64, FLOOR, DIGITS, GROWTH)}
 
-_PARTS: Final = {
-    "bench_c64": PartSizes(train=2_048, val=512, test=64),
-    "bench_floor": PartSizes(train=8 * 16 * 4, val=4 * 16, test=64),
-}
-_BATCH_SIZES: Final = {"bench_c64": 64, "bench_floor": 16}
+_C64_PARTS: Final = PartSizes(train=2_048, val=512, test=64)
+_FLOOR_PARTS: Final = PartSizes(train=8 * 16 * 4, val=4 * 16, test=64)
+_HOST: Final = CnnHostSpec(
+    in_channels=3, image_size=32, num_classes=10, base_channels=8, num_blocks=3
+)
 
 
 @cache
-def _dataset(task: str) -> TensorDataset:
-    host = TASKS["cifar_baseline"].host
-    return synthetic_images(host, _PARTS[task], note="made up for the bench")  # type: ignore[arg-type]
+def _dataset(parts: PartSizes) -> TensorDataset:
+    return synthetic_images(_HOST, parts, note="made up for the bench")
 
 
-def _load(task: str, _spec: TaskSpec, _request: DataRequest) -> TensorDataset:
-    return _dataset(task)
+def _load(parts: PartSizes, _spec: TaskSpec, _request: DataRequest) -> TensorDataset:
+    return _dataset(parts)
 
 
-for _task, _batch_size in _BATCH_SIZES.items():
-    register_task(
-        msgspec.structs.replace(TASKS["cifar_baseline"], name=_task, batch_size=_batch_size),
-        load=partial(_load, _task),
-    )
+def _register(name: str, parts: PartSizes, **changes: object) -> None:
+    spec = msgspec.structs.replace(TASKS["cifar_baseline"], name=name, **changes)
+    register_task(spec, load=partial(_load, parts))
+
+
+_register("bench_c64", _C64_PARTS, batch_size=64)
+_register("bench_floor", _FLOOR_PARTS, batch_size=16)
+_register(
+    "bench_growth",
+    _FLOOR_PARTS,
+    batch_size=16,
+    batch_mode=BatchMode.BROADCAST,
+    max_train_batches=8,
+)
 
 
 def job_of(
@@ -97,11 +116,15 @@ def run_workload(
     lanes: int | None = None,
     level: str = "normal",
     companions: Sequence[Companion] = (),
+    read: Callable[[Path], None] | None = None,
 ) -> TrainingResult:
-    """Run a workload to its end; nothing stays on the disk."""
+    """Run a workload to its end; `read` is shown the run's directory before it goes."""
     with _folder() as folder:
         job = job_of(workload, folder, lanes=lanes, level=level)
-        return run_job(job, command=command, companions=companions)
+        result = run_job(job, command=command, companions=companions)
+        if read is not None:
+            read(result.run_dir)
+        return result
 
 
 @contextmanager
