@@ -26,6 +26,12 @@ class Row:
     """What the figure was taken on, where that matters."""
 
     @property
+    def bound(self) -> str:
+        """Return the target as it is printed."""
+        sign = "≥" if self.is_at_least else "≤"
+        return "" if self.target is None else f"{sign} {self.target:,.6g}"
+
+    @property
     def is_met(self) -> bool:
         """Tell whether the target is reached, if there is one."""
         if self.target is None:

@@ -25,6 +25,7 @@ __all__ = [
     "DIGITS",
     "FLOOR",
     "GROWTH",
+    "SLOTS",
     "WORKLOADS",
     "Workload",
     "job_of",
@@ -58,7 +59,9 @@ DIGITS: Final = Workload(name="digits", task="digits", num_steps=40)
 """One round of the default job."""
 GROWTH: Final = Workload(name="growth", task="bench_growth", num_steps=4)
 """As much work per env and step as `floor`, whatever the number of envs."""
-WORKLOADS: Final = {workload.name: workload for workload in (C64, FLOOR, DIGITS, GROWTH)}
+SLOTS: Final = Workload(name="slots", task="bench_slots", num_steps=4)
+"""A deep host with ten slots."""
+WORKLOADS: Final = {workload.name: workload for workload in (C64, FLOOR, DIGITS, GROWTH, SLOTS)}
 
 _C64_PARTS: Final = PartSizes(train=2_048, val=512, test=64)
 _FLOOR_PARTS: Final = PartSizes(train=8 * 16 * 4, val=4 * 16, test=64)
@@ -76,20 +79,20 @@ def _load(parts: PartSizes, _spec: TaskSpec, _request: DataRequest) -> TensorDat
     return _dataset(parts)
 
 
-def _register(name: str, parts: PartSizes, **changes: object) -> None:
-    spec = msgspec.structs.replace(TASKS["cifar_baseline"], name=name, **changes)
+def _register(name: str, parts: PartSizes, base: str = "cifar_baseline", **changes: object) -> None:
+    spec = msgspec.structs.replace(TASKS[base], name=name, **changes)
     register_task(spec, load=partial(_load, parts))
 
 
+_SMALL_PASSES: Final = {
+    "batch_size": 16,
+    "batch_mode": BatchMode.BROADCAST,
+    "max_train_batches": 8,
+}
 _register("bench_c64", _C64_PARTS, batch_size=64)
 _register("bench_floor", _FLOOR_PARTS, batch_size=16)
-_register(
-    "bench_growth",
-    _FLOOR_PARTS,
-    batch_size=16,
-    batch_mode=BatchMode.BROADCAST,
-    max_train_batches=8,
-)
+_register("bench_growth", _FLOOR_PARTS, **_SMALL_PASSES)
+_register("bench_slots", _FLOOR_PARTS, "cifar_deep_multichannel", **_SMALL_PASSES)
 
 
 def job_of(
