@@ -13,9 +13,9 @@ from esper.kasmina.counterfactual import full_factorial
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.tasks import TASKS
 from tools.bench.counterfactual import grown_model
-from tools.bench.pairing import Sample, sampled, seconds
+from tools.bench.pairing import Sample, sampled, thread_seconds
 from tools.bench.rows import Row, bench
-from tools.bench.training import peak_kib, round_s, worker_cpu_s
+from tools.bench.training import peak_kib, worker_cpu_s
 from tools.bench.workloads import DIGITS, SLOTS
 
 SLOT_COUNTS: Final = (1, 2, 5, 10)
@@ -40,16 +40,17 @@ def _rows(samples: Mapping[str, Sample], unit: str) -> Iterator[Row]:
 
 @bench("G slots")
 def slots(is_quick: bool) -> Iterator[Row]:
-    """Measure env-steps per second of a host with ten slots, of which some are in use."""
+    """Measure a host with ten slots, of which some are offered to seeds and none is taken."""
     torch.set_num_threads(1)
     all_slots = TASKS["cifar_deep_multichannel"].host.slot_ids
     rates: dict[str, Sample] = {}
     for count in SLOT_COUNTS[::3] if is_quick else SLOT_COUNTS:
         workload = replace(SLOTS, settings={"slots": all_slots[:count]})
-        sample = sampled(partial(round_s, workload), _repetitions(is_quick))
+        call = partial(worker_cpu_s, workload, command="wait")
+        sample = sampled(call, _repetitions(is_quick))
         per_s = tuple(workload.num_env_steps / value for value in sample.values)
         rates[f"G slots: {count}"] = Sample(per_s)
-    yield from _rows(rates, "env-steps/s")
+    yield from _rows(rates, "env-steps per CPU second of the lanes")
 
 
 @bench("G seeds")
@@ -61,11 +62,12 @@ def active_seeds(is_quick: bool) -> Iterator[Row]:
     for num_seeds in range(5):
         model = grown_model(num_seeds)
         for name, call in (("training", _train), ("validation, all subsets", _validate)):
-            sample = sampled(partial(seconds, partial(call, model, x, y)), 3 if is_quick else 15)
+            measure = partial(thread_seconds, partial(call, model, x, y))
+            sample = sampled(measure, 5 if is_quick else 15)
             yield Row(
                 name=f"G seeds: {num_seeds}, {name}",
                 measured=1e3 * sample.median,
-                unit="ms per batch",
+                unit="CPU ms per batch",
                 note=f"{2**num_seeds} configurations",
             )
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from tools.bench.workloads import Workload
 
-__all__ = ["Sample", "bare_halves", "sampled", "seconds", "spread"]
+__all__ = ["Sample", "bare_halves", "sampled", "seconds", "spread", "thread_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,13 @@ def seconds(call: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     call()
     return time.perf_counter() - started_s
+
+
+def thread_seconds(call: Callable[[], object]) -> float:
+    """Return how much CPU time of this thread a call takes."""
+    started_s = time.thread_time()
+    call()
+    return time.thread_time() - started_s
 
 
 def sampled(measure: Callable[[], float], num_repetitions: int) -> Sample:
