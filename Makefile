@@ -40,8 +40,8 @@ docs: setup  ## Write the generated pages again.
 bench: setup  ## Figures beside their targets.
 	$(BIN)/python -m tools.bench
 
-soak: setup  ## The long forms of the tests, for hours rather than minutes.
-	$(BIN)/python -m tools.soak.lifecycle
+soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes hours.
+	$(BIN)/python -m tools.soak
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

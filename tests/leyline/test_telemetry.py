@@ -155,3 +155,8 @@ def test_levels_are_found_by_name() -> None:
     assert TelemetryLevel.named("debug") is TelemetryLevel.DEBUG
     with pytest.raises(UnknownNameError, match="known: debug, minimal, normal, off"):
         TelemetryLevel.named("loud")
+
+
+def test_line_that_is_nested_too_deeply_is_no_event() -> None:
+    with pytest.raises(EventDecodeError, match="nested too deeply"):
+        decode_event(b'{"x":' + b"[" * 100_000)

@@ -174,6 +174,15 @@ def test_events_redone_twice_are_kept_twice(tmp_path: Path) -> None:
     assert seqs(read_events(tmp_path / "events.redone-2.jsonl")) == [3, 4]
 
 
+def test_torn_line_behind_the_cut_is_not_kept_as_an_event(tmp_path: Path) -> None:
+    write_blocks(tmp_path, 3, 2)
+    with (tmp_path / "events.jsonl").open("ab") as log:
+        log.write(line(5)[:-10])
+
+    assert cut_back(tmp_path, 2) == 2
+    assert seqs(read_events(tmp_path / "events.redone-1.jsonl")) == [3, 4]
+
+
 def test_damage_behind_the_cut_does_not_matter(tmp_path: Path) -> None:
     write_blocks(tmp_path, 2, 3)
     log = tmp_path / "events.jsonl"

@@ -9,7 +9,7 @@ import pytest
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op
 from esper.leyline.attribution import AttributionEvidence
-from esper.leyline.errors import EnvFaultError, InterruptedRunError
+from esper.leyline.errors import EnvFaultError, InterruptedRunError, RunFailedError
 from esper.leyline.messages import EnvEvidence, EnvOutcome, Phase, StepDecision
 from esper.leyline.signals import TrainingSignals
 from esper.tolaria.engine import LaneEngine
@@ -294,3 +294,19 @@ async def test_a_stop_ends_a_pass_between_two_batches() -> None:
 
     for env_id, env in work.envs.items():
         assert env.log == expected_log(env_id, 1)[: 2 + 3]
+
+
+async def test_closing_does_not_wait_for_a_lane_that_hangs() -> None:
+    may_end = threading.Event()
+    engine = engine_for(NotingWork(), 2)
+    await engine.build_round(0)
+    hung = engine.lanes[0]
+    hung.submit(may_end.wait, WAIT_S)
+    while hung.silent_s() == 0.0:
+        await anyio.lowlevel.checkpoint()
+    hung.abandon(RunFailedError("stalled"))
+
+    with anyio.fail_after(WAIT_S):
+        await engine.close()
+    assert hung.silent_s() > 0.0
+    may_end.set()

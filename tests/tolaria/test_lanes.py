@@ -102,7 +102,8 @@ async def test_a_cancelled_wait_ends_only_after_the_call_has_ended(lane: Lane) -
     assert order == ["call ended", "wait ended"]
 
 
-async def test_an_abandoned_call_fails_at_once_and_its_late_end_is_ignored(lane: Lane) -> None:
+async def test_an_abandoned_call_fails_at_once_and_its_late_end_is_ignored() -> None:
+    lane = Lane("hung")
     started, may_end = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -116,7 +117,20 @@ async def test_an_abandoned_call_fails_at_once_and_its_late_end_is_ignored(lane:
     with anyio.fail_after(WAIT_S), pytest.raises(RunFailedError, match="stalled"):
         await wait_for_all([future])
     may_end.set()
-    assert await lane.run(int, "7") == 7
+
+
+async def test_nothing_runs_on_an_abandoned_lane_and_nobody_waits_for_it() -> None:
+    lane, may_end = Lane("hung"), threading.Event()
+    lane.submit(may_end.wait, WAIT_S)
+    while lane.silent_s() == 0.0:
+        await anyio.lowlevel.checkpoint()
+    lane.abandon(RunFailedError("stalled"))
+
+    assert lane.is_abandoned
+    with anyio.fail_after(WAIT_S), pytest.raises(RunFailedError, match="stalled"):
+        await lane.run(int, "7")
+    assert not lane.close(WAIT_S)
+    may_end.set()
 
 
 async def test_silence_is_counted_only_while_a_call_is_under_way(lane: Lane) -> None:
@@ -151,6 +165,29 @@ async def test_a_stack_dump_shows_where_a_lane_hangs(lane: Lane) -> None:
     assert "conspicuous_function_name" in lane_stacks([lane])["lane-0"]
     may_end.set()
     await wait_for_all([future])
+
+
+async def test_a_lane_that_waits_for_a_batch_is_not_silent_and_neither_is_its_feeder() -> None:
+    stop = StopFlag()
+    lane, feeder = Lane("lane"), Lane("feeder")
+    empty, full = BatchStream[int](1, stop), BatchStream[int](1, stop)
+    waiting = [lane.submit(empty.get), feeder.submit(feed, range(5), [full])]
+
+    for waiter in (lane, feeder):
+        while waiter.silent_s() == 0.0:
+            await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(WAIT_S):
+            before_s = waiter.silent_s()
+            while waiter.silent_s() >= before_s:
+                before_s = waiter.silent_s()
+                await anyio.lowlevel.checkpoint()
+
+    stop.set("enough")
+    for future in waiting:
+        with anyio.fail_after(WAIT_S), pytest.raises(InterruptedRunError):
+            await wait_for_all([future])
+    assert lane.close(WAIT_S)
+    assert feeder.close(WAIT_S)
 
 
 async def test_every_lane_gets_every_batch_in_order() -> None:

@@ -13,7 +13,7 @@ from esper.leyline.errors import InterruptedRunError, RunFailedError
 from esper.leyline.payloads import LaneStalled
 from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
-from esper.tolaria.supervisor import Watchdog, supervise
+from esper.tolaria.supervisor import STOP_SIGNALS, Watchdog, stop_signals, supervise
 
 WAIT_S = 20.0
 pytestmark = pytest.mark.anyio
@@ -54,9 +54,7 @@ async def test_background_tasks_end_with_the_run() -> None:
         return 7
 
     with anyio.fail_after(WAIT_S):
-        result = await supervise(
-            main, background=[serve], watchdog=watchdog_for(stop=stop), stop=stop
-        )
+        result = await supervise(main, background=[serve], watchdog=watchdog_for(stop=stop))
     assert result == 7
     assert order == ["serving", "main", "served"]
 
@@ -68,9 +66,7 @@ async def test_a_background_task_that_fails_ends_the_run_with_its_own_error() ->
         raise OSError("port in use")
 
     with anyio.fail_after(WAIT_S), pytest.raises(OSError, match="port in use"):
-        await supervise(
-            anyio.sleep_forever, background=[serve], watchdog=watchdog_for(stop=stop), stop=stop
-        )
+        await supervise(anyio.sleep_forever, background=[serve], watchdog=watchdog_for(stop=stop))
 
 
 async def test_the_error_of_the_run_itself_comes_through_bare() -> None:
@@ -80,7 +76,7 @@ async def test_the_error_of_the_run_itself_comes_through_bare() -> None:
         raise InterruptedRunError("told to stop")
 
     with anyio.fail_after(WAIT_S), pytest.raises(InterruptedRunError, match="told to stop"):
-        await supervise(main, background=[], watchdog=watchdog_for(stop=stop), stop=stop)
+        await supervise(main, background=[], watchdog=watchdog_for(stop=stop))
 
 
 async def test_a_lane_that_hangs_is_reported_with_its_stack_and_ends_the_run() -> None:
@@ -104,13 +100,13 @@ async def test_a_lane_that_hangs_is_reported_with_its_stack_and_ends_the_run() -
 
     watchdog = watchdog_for(waiting, hung, stop=stop, deadline_s=0.2, told=told)
     with anyio.fail_after(WAIT_S), pytest.raises(RunFailedError, match=r"lane-1 \(envs 1, 3\)"):
-        await supervise(main, background=[], watchdog=watchdog, stop=stop)
+        await supervise(main, background=[], watchdog=watchdog)
 
     assert [report.lane for report in told] == ["lane-1"]
     assert told[0].silent_s > 0.2
     assert "conspicuous_hang" in told[0].stack
     may_end.set()
-    assert hung.close(WAIT_S)
+    hung.close(WAIT_S)
     assert waiting.close(WAIT_S)
 
 
@@ -127,52 +123,56 @@ async def test_a_lane_that_beats_is_left_alone_however_long_it_works() -> None:
 
     watchdog = watchdog_for(lane, stop=stop, deadline_s=0.5)
     with anyio.fail_after(WAIT_S):
-        result = await supervise(
-            lambda: lane.run(work), background=[], watchdog=watchdog, stop=stop
-        )
+        result = await supervise(lambda: lane.run(work), background=[], watchdog=watchdog)
     assert result == num_beats
     assert watchdog.failure is None
     assert lane.close(WAIT_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_the_first_signal_asks_for_a_stop(number: signal.Signals) -> None:
-    stopped = threading.Event()
-    stop = StopFlag(stopped)
-    is_ready = anyio.Event()
+def test_the_first_signal_asks_for_a_stop(number: signal.Signals) -> None:
+    stop = StopFlag()
 
-    async def main() -> str:
-        is_ready.set()
-        await anyio.to_thread.run_sync(stopped.wait, WAIT_S)
-        return stop.reason
-
-    async def interrupt() -> None:
-        await is_ready.wait()
+    with stop_signals(stop):
         os.kill(os.getpid(), number)
 
-    with anyio.fail_after(WAIT_S):
-        reason = await supervise(
-            main, background=[interrupt], watchdog=watchdog_for(stop=stop), stop=stop
-        )
-    assert reason == f"received {number.name}"
+    assert stop.is_set()
+    assert stop.reason == f"received {number.name}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_handlers_are_put_back_in_the_end(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    with pytest.raises(RunFailedError), stop_signals(StopFlag()):
+        raise RunFailedError("broken")
+
+    assert signal.getsignal(number) is before
+
+
+def test_a_thread_of_the_caller_leaves_signals_alone() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    found: list[object] = []
+
+    def elsewhere() -> None:
+        with stop_signals(StopFlag()):
+            found.extend(signal.getsignal(number) for number in STOP_SIGNALS)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(WAIT_S)
+    assert found == before
 
 
 def test_the_second_signal_ends_the_process_at_once() -> None:
     script = """
-import anyio, os, signal
+import os, signal, time
 from esper.tolaria.stopping import StopFlag
-from esper.tolaria.supervisor import Watchdog, supervise
-stop = StopFlag()
-async def stubborn():
+from esper.tolaria.supervisor import stop_signals
+with stop_signals(StopFlag()):
     os.kill(os.getpid(), signal.SIGINT)
-    while not stop.is_set():
-        await anyio.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
-    await anyio.sleep(60)
-dog = Watchdog(lanes=list, env_ids_of=None, deadline_s=60, stop=stop, report=print)
-async def main():
-    await supervise(stubborn, background=[], watchdog=dog, stop=stop)
-anyio.run(main)
+    time.sleep(60)
 """
     result = subprocess.run(
         [sys.executable, "-c", script], timeout=WAIT_S, check=False, capture_output=True

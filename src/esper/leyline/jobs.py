@@ -286,6 +286,8 @@ def layer_from_text(text: str, *, source: str, is_toml: bool) -> Layer:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         kind = "TOML" if is_toml else "JSON"
         raise ConfigError(f"{source}: not {kind}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: is nested too deeply") from None
     if not isinstance(layer, dict):
         raise ConfigError(f"{source}: must be a table with the keys training and run")
     return layer

@@ -395,8 +395,11 @@ def decode_event(line: bytes | str) -> Event:
     try:
         return cast(Event, _DECODER.decode(line))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raw = line if isinstance(line, bytes) else line.encode()
-        raise EventDecodeError(str(error), raw) from None
+        reason = str(error)
+    except RecursionError:
+        reason = "is nested too deeply"
+    raw = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
+    raise EventDecodeError(reason, raw)
 
 
 def nonfinite_paths(payload: msgspec.Struct) -> tuple[str, ...]:

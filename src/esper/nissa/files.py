@@ -50,6 +50,10 @@ class FileSystem:
         """Put a file in another's place, in one step."""
         source.replace(target)
 
+    def remove(self, path: Path) -> None:
+        """Take a file's name away, if it is there."""
+        path.unlink(missing_ok=True)
+
     def fsync_directory(self, path: Path) -> None:
         """Force a directory's names to the disk."""
         descriptor = os.open(path, os.O_RDONLY)
@@ -70,9 +74,9 @@ def write_atomically(files: FileSystem, path: Path, data: bytes) -> None:
         finally:
             files.close(descriptor)
         files.rename(temporary, path)
-    except OSError:
-        # A full disk must not be left any fuller.
+    except BaseException:
+        # A disk that fails twice keeps the rest; the next writer of this file writes over it.
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            files.remove(temporary)
         raise
     files.fsync_directory(path.parent)

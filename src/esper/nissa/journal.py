@@ -235,7 +235,8 @@ def _plan_cut(path: Path, last_seq: int) -> _Cut:
     start, first_seq = (records[-1].end, records[-1].last_seq + 1) if records else (0, 0)
     with path.open("rb") as file:
         file.seek(start)
-        rest = Block(first_seq, scan.next_seq - first_seq, file.read())
+        # A torn line at the end is no event, and nobody could read it.
+        rest = Block(first_seq, scan.next_seq - first_seq, file.read(scan.whole_end - start))
     redone = rest.from_seq(last_seq + 1).data
     # The last event kept may lie within a block, whose kept part then gets a record of its own.
     num_kept = last_seq + 1 - first_seq

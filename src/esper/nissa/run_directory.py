@@ -30,6 +30,7 @@ __all__ = [
 
 MANIFEST_FILE: Final = "run.json"
 CHECKPOINTS_DIRECTORY: Final = "checkpoints"
+MAX_MANIFEST_BYTES: Final = 1 << 20
 RECORDED_PACKAGES: Final = ("torch", "numpy", "msgspec", "anyio", "orjson")
 
 
@@ -63,7 +64,13 @@ def read_manifest(run_dir: Path) -> RunManifest:
     """Read `run.json`."""
     path = run_dir / MANIFEST_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunManifest)
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise UnreadableFileError(
+                path, f"not the manifest of a run: over {MAX_MANIFEST_BYTES} bytes"
+            )
+        return msgspec.json.decode(data, type=RunManifest)
     except OSError as error:
         raise UnreadableFileError(path, error.strerror or str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

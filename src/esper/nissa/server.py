@@ -1,5 +1,6 @@
 """The live server: the websocket tail, the log over HTTP, and pages that come in from outside."""
 
+import asyncio
 import contextlib
 import random
 import socket
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from esper.leyline.errors import UsageError
@@ -31,6 +33,11 @@ __all__ = ["ServerAddress", "build_app", "listen", "serve"]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 128
+MAX_SOCKETS: Final = 2 * MAX_CONNECTIONS
+"""Of every kind. A run needs files of its own, which sockets must not use up."""
+MAX_HEADER_BYTES: Final = 16 * 1024
+REQUEST_GRACE_S: Final = 5.0
+"""How long a connection may take, at least, to come up with a request."""
 PING_EVERY_S: Final = 20.0
 STOP_GRACE_S: Final = 2
 DEFAULT_EVENTS: Final = 1_000
@@ -181,6 +188,28 @@ class _WebSocketProtocol(WebSocketsSansIOProtocol):
         random.setstate(state)
 
 
+class _HttpProtocol(H11Protocol):
+    """uvicorn's protocol with an end to sockets that are many, or that never come to the point."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_SOCKETS:
+            transport.abort()
+        else:
+            self.loop.call_later(REQUEST_GRACE_S, self._look, False)
+
+    def _look(self, was_idle: bool) -> None:
+        """Close a connection that was without a request at two looks in a row."""
+        if self not in self.connections:
+            return
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if was_idle and is_idle:
+            self.transport.abort()
+        else:
+            self.loop.call_later(REQUEST_GRACE_S, self._look, is_idle)
+
+
 class _Server(uvicorn.Server):
     """uvicorn that leaves signals to the supervisor."""
 
@@ -207,15 +236,18 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             app,
+            http=_HttpProtocol,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             ws=_WebSocketProtocol,
             ws_max_size=MAX_MESSAGE_BYTES,
             ws_per_message_deflate=False,
             ws_ping_interval=PING_EVERY_S,
             ws_ping_timeout=PING_EVERY_S,
             lifespan="off",
-            # Requests may carry the token, so none of them is logged.
+            # Requests may carry the token, so none of them is logged; and whoever sends nonsense
+            # must not be able to fill the operator's screen.
             log_config=None,
-            log_level="warning",
+            log_level="error",
             access_log=False,
             timeout_graceful_shutdown=STOP_GRACE_S,
             server_header=False,

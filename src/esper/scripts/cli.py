@@ -1,9 +1,13 @@
 """What both commands share: how a failure is told, and how a closed pipe ends quietly."""
 
+import contextlib
 import os
+import signal
 import sys
+import threading
+import traceback
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from esper import __version__
 from esper.leyline.errors import EsperError, ExitCode
@@ -29,7 +33,8 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         return int(stop.code or 0)
     command: Command = arguments.command
     try:
-        code = command(arguments)
+        with _told_to_end_as_by_hand():
+            code = command(arguments)
         sys.stdout.flush()
     except EsperError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -41,4 +46,22 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         # exit and would complain then, so stdout is pointed at nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.OK)
+    except Exception:
+        # A bug of ours: whoever reports it needs to know where it is.
+        traceback.print_exc()
+        return int(ExitCode.INTERNAL)
     return code
+
+
+@contextlib.contextmanager
+def _told_to_end_as_by_hand() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, so that both put away what they find and exit alike."""
+    # Signals reach the main thread only.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -330,10 +330,13 @@ class LaneEngine(Generic[E, B]):
         return await crew.lane.run(crew.snapshot, env_id)
 
     async def close(self) -> None:
-        """Release the envs and end the threads."""
-        await wait_for_all([crew.lane.submit(crew.release) for crew in self._crews])
-        for lane in self.lanes:
-            lane.close(CLOSE_TIMEOUT_S)
+        """Release the envs and end the threads; those of a lane that hangs are left to it."""
+        crews = [crew for crew in self._crews if not crew.lane.is_abandoned]
+        try:
+            await wait_for_all([crew.lane.submit(crew.release) for crew in crews])
+        finally:
+            for lane in self.lanes:
+                lane.close(CLOSE_TIMEOUT_S)
 
     def _take_failures(self) -> tuple[EnvFailure, ...]:
         found = [failure for crew in self._crews for failure in crew.take_failures()]

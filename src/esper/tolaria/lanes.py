@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 import anyio
 import anyio.lowlevel
 
-from esper.tolaria.stopping import StopFlag
+from esper.tolaria.stopping import StopFlag, beat_at_checkpoints
 
 __all__ = ["BatchStream", "Lane", "feed", "lane_stacks", "wait_for_all"]
 
@@ -41,6 +41,7 @@ class Lane:
         self._current: _Call[Any] | None = None
         # When the call under way gave its last sign of life; None while the lane is idle.
         self._last_beat_s: float | None = None
+        self._given_up: BaseException | None = None
         context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._work,), name=name, daemon=True
@@ -52,10 +53,21 @@ class Lane:
         """Return the identity that stack dumps know the thread by."""
         return self._thread.ident
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Tell whether the lane was given up."""
+        return self._given_up is not None
+
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Hand a call over; it runs after all that were handed over before it."""
+        """Hand a call over; it runs after all that were handed over before it.
+
+        On a lane that was abandoned nothing runs any more: the call fails at once.
+        """
         item = _Call(call, args, kwargs)
-        self._calls.put(item)
+        if self._given_up is None:
+            self._calls.put(item)
+        else:
+            item.fail(self._given_up)
         return item.future
 
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -63,7 +75,7 @@ class Lane:
         return (await wait_for_all([self.submit(call, *args, **kwargs)]))[0]
 
     def beat(self) -> None:
-        """Give a sign of life; called by the work itself, between batches."""
+        """Give a sign of life, between batches and at each cancellation point of the lane."""
         self._last_beat_s = time.monotonic()
 
     def silent_s(self) -> float:
@@ -72,18 +84,23 @@ class Lane:
         return 0.0 if last is None else time.monotonic() - last
 
     def abandon(self, error: BaseException) -> None:
-        """Fail the call under way for whoever awaits it, although its thread may never return."""
+        """Give the lane up and fail its call for whoever awaits it: its thread may never return."""
+        self._given_up = error
         call = self._current
         if call is not None:
             call.fail(error)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread after what it was handed; tell whether it has ended in time."""
+        """End the thread after what it was handed; tell whether it has ended in time.
+
+        A lane that was abandoned is not waited for.
+        """
         self._calls.put(None)
-        self._thread.join(timeout_s)
+        self._thread.join(timeout_s if self._given_up is None else 0.0)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        beat_at_checkpoints(self.beat)
         while (call := self._calls.get()) is not None:
             self.beat()
             self._current = call
@@ -151,6 +168,8 @@ async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:
     may still be touching a model when that is dealt with. A cancellation is delivered then; else
     the first failure, in the order given, is raised.
     """
+    if not futures:
+        return []
     arrival = _Arrival(len(futures))
     for future in futures:
         future.add_done_callback(arrival.count)

@@ -1,20 +1,21 @@
 """The supervisor: one task group for a run, its helpers, its signals and its watchdog."""
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
-from anyio.abc import TaskStatus
 
 from esper.leyline.errors import ExitCode, RunFailedError
 from esper.leyline.payloads import LaneStalled
 from esper.tolaria.lanes import Lane, lane_stacks
 from esper.tolaria.stopping import StopFlag
 
-__all__ = ["Watchdog", "supervise"]
+__all__ = ["Watchdog", "stop_signals", "supervise"]
 
 T = TypeVar("T")
 
@@ -55,9 +56,10 @@ class Watchdog:
             self.max_loop_lag_s = max(self.max_loop_lag_s, anyio.current_time() - due)
             silent = [lane for lane in self._lanes() if lane.silent_s() > self._deadline_s]
             if silent:
-                self._give_up(silent[0])
+                self._give_up(silent)
 
-    def _give_up(self, lane: Lane) -> None:
+    def _give_up(self, silent: Sequence[Lane]) -> None:
+        lane = silent[0]
         silent_s, env_ids = lane.silent_s(), self._env_ids_of(lane)
         stacks = lane_stacks(self._lanes())
         envs = ", ".join(map(str, env_ids))
@@ -73,10 +75,11 @@ class Watchdog:
                 stack="\n".join(f"{name}:\n{stack}" for name, stack in stacks.items()),
             )
         )
-        # The others may be waiting for the one that hangs, so they are told to stop; its own call
-        # is failed for whoever awaits it, as its thread may never return.
+        # The others may be waiting for those that hang, so they are told to stop; the calls of
+        # these are failed for whoever awaits them, as their threads may never return.
         self._stop.set(str(self.failure))
-        lane.abandon(self.failure)
+        for hung in silent:
+            hung.abandon(self.failure)
 
 
 async def supervise(
@@ -84,7 +87,6 @@ async def supervise(
     *,
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]],
     watchdog: Watchdog,
-    stop: StopFlag,
 ) -> T:
     """Run `main` to its end beside the tasks that serve it, which are cancelled then.
 
@@ -93,9 +95,6 @@ async def supervise(
     """
     try:
         async with anyio.create_task_group() as group:
-            # Signals reach the main thread only; elsewhere the caller holds the stop flag.
-            if threading.current_thread() is threading.main_thread():
-                await group.start(_watch_signals, stop)
             group.start_soon(watchdog.run)
             for task in background:
                 group.start_soon(task)
@@ -111,14 +110,27 @@ def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def _watch_signals(stop: StopFlag, *, task_status: TaskStatus[None]) -> None:
+@contextlib.contextmanager
+def stop_signals(stop: StopFlag) -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM into a cooperative stop, and obey a second at once.
 
-    Consumes signals; produces the stop flag; waits for the operator; unblocked by cancellation.
+    Handlers of the process and no task of the loop: a run can be stopped before its loop begins,
+    and is not torn while it puts its things away after it.
     """
-    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
-        task_status.started()
-        async for number in signals:
-            if stop.is_set():
-                os._exit(ExitCode.INTERRUPTED)
-            stop.set(f"received {signal.Signals(number).name}")
+    # Signals reach the main thread only; elsewhere the caller holds the stop flag.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = partial(_on_signal, stop)
+    previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in previous.items():
+            signal.signal(number, former)
+
+
+def _on_signal(stop: StopFlag, number: int, _: object) -> None:
+    if stop.is_set():
+        os._exit(ExitCode.INTERRUPTED)
+    stop.set(f"received {signal.Signals(number).name}")

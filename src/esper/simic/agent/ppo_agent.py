@@ -205,6 +205,16 @@ class PPOAgent:
         """Write the agent alone to a file that `load` reads."""
         torch.save({"agent": self.state_dict()}, path)
 
+    def check_fits(self, *, n_envs: int, num_steps: int) -> None:
+        """Refuse a state that belongs to a run of another size, or to no run at all."""
+        found = (self.config.num_envs, self.config.num_steps)
+        if found != (n_envs, num_steps):
+            raise ValueError(f"policy of {found} envs and steps, not {(n_envs, num_steps)}")
+        for parameter, state in self.optimizer.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape not in (parameter.shape, ()):
+                    raise ValueError(f"optimizer's {name} of shape {tuple(value.shape)}")
+
     @classmethod
     def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> "PPOAgent":
         """Read the agent from a checkpoint, be it of the agent alone or of a whole run."""

@@ -53,7 +53,7 @@ class CheckpointStore:
         if self.copy_to is not None:
             self._write(self.copy_to, data)
         for old in self._rounds()[:-NUM_KEPT]:
-            old.unlink(missing_ok=True)
+            self.files.remove(old)
         return SavedCheckpoint(path=path, num_bytes=len(data))
 
     def save_best(self, data: bytes) -> None:
@@ -123,6 +123,7 @@ def read_tensors(path: Path, what: str) -> object:
     try:
         # torch itself looks at no checksum, and would take a flipped bit for a weight.
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_size(archive, len(data))
             damaged = archive.testzip()
         state: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     # There is no telling what is raised about bytes that somebody else wrote.
@@ -131,6 +132,12 @@ def read_tensors(path: Path, what: str) -> object:
     if damaged is not None:
         raise UnreadableFileError(path, f"not a {what} of Esper, or damaged: {damaged}")
     return state
+
+
+def _check_size(archive: zipfile.ZipFile, num_bytes: int) -> None:
+    """Refuse an archive that unpacks to more than it is; `torch.save` compresses nothing."""
+    if sum(item.file_size for item in archive.infolist()) > num_bytes:
+        raise ValueError("unpacks to more than it is")
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from esper.leyline.config import (
     RunOptions,
     TelemetryConfig,
 )
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import EsperError, UnreadableFileError, UsageError
 from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
 from esper.leyline.payloads import CheckpointLoaded, TrainingStarted
@@ -99,7 +99,7 @@ from esper.tolaria.engine import LaneEngine
 from esper.tolaria.fences import Fence, build_fence, transfer_to
 from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
-from esper.tolaria.supervisor import Watchdog, supervise
+from esper.tolaria.supervisor import Watchdog, stop_signals, supervise
 
 __all__ = [
     "GROWN_FILE",
@@ -175,9 +175,10 @@ def run_job(
         shutdown_event: set it to stop the run at the next cancellation point.
         ready_event: set when everything is built and the first round begins.
     """
-    with one_thread_per_worker():
+    stop = StopFlag(shutdown_event)
+    with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
-        plan = plan_job(job, _command(command, job, resumed), resumed, StopFlag(shutdown_event))
+        plan = plan_job(job, _command(command, job, resumed), resumed, stop)
         run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
@@ -319,7 +320,10 @@ def plan_job(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) 
         lifecycle=config.lifecycle,
         max_seeds=config.max_seeds,
     )
-    controller = _build_controller(job, command, rules, device, resumed)
+    if resumed is None:
+        controller = _build_controller(job, command, rules, device, None)
+    else:
+        controller = _restored_controller(job, command, rules, device, resumed)
     request = DataRequest(
         source=config.data,
         data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
@@ -389,6 +393,25 @@ def _build_controller(
     return policy
 
 
+def _restored_controller(
+    job: Job, command: str, rules: ActionRules, device: torch.device, resumed: LoadedRun
+) -> Controller:
+    try:
+        controller = _build_controller(job, command, rules, device, resumed)
+        if isinstance(controller, PolicyController):
+            stored = resumed.job.training
+            controller.agent.check_fits(n_envs=stored.n_envs, num_steps=stored.max_epochs)
+    except EsperError:
+        raise
+    # There is no telling what is raised about contents that somebody else wrote.
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UnreadableFileError(
+            resumed.path, f"what it holds is not the state of this run: {reason}"
+        ) from None
+    return controller
+
+
 def _build_agent(job: Job, device: torch.device, resumed: LoadedRun | None) -> PPOAgent:
     config = job.training
     if resumed is not None:
@@ -454,7 +477,6 @@ async def _run_trainer(
             partial(trainer.run, started_event(plan)),
             background=[partial(companion, hub) for companion in companions],
             watchdog=watchdog,
-            stop=plan.stop,
         )
     finally:
         await engine.close()

@@ -1,0 +1,30 @@
+"""A disk that fails ends a run with one sentence; a thread that hangs ends it with its stack."""
+
+import random
+from pathlib import Path
+
+import pytest
+from tools.soak.breakdowns import DISK_DEEDS, fail_disk, hang
+from tools.soak.children import Deed, Moment, Site
+from tools.soak.kills import Whole, whole_run
+
+NUM_FAILURES = 3
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return whole_run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("deed", DISK_DEEDS)
+def test_failing_disk_is_told_and_loses_nothing_that_was_saved(
+    deed: Deed, whole: Whole, tmp_path: Path
+) -> None:
+    rng = random.Random(deed)
+    for index in rng.sample(range(1, whole.counts[Site.FILE] * 3 // 4), NUM_FAILURES):
+        fail_disk(tmp_path, Moment(Site.FILE, index, deed), whole)
+
+
+def test_hanging_thread_ends_the_run_and_shows_where_it_hangs(whole: Whole, tmp_path: Path) -> None:
+    index = random.Random(2).randint(2, whole.counts[Site.POINT] // 2)
+    hang(tmp_path, Moment(Site.POINT, index, Deed.HANG))

@@ -1,0 +1,35 @@
+"""What breaks in one env is named, contained, and leaves no trace in the others."""
+
+import random
+from pathlib import Path
+
+import pytest
+from tools.soak.faults import Kind, Told, check_contained, kinds_for, random_fault, run_with
+from tools.soak.tiny import IMAGES, TEXT
+
+
+@pytest.fixture(scope="module", params=[IMAGES, TEXT])
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Plain":
+    task: str = request.param
+    return Plain(task, run_with(tmp_path_factory.mktemp("plain"), task, None))
+
+
+class Plain:
+    """A task, and what its run tells when nothing breaks."""
+
+    def __init__(self, task: str, told: Told) -> None:
+        self.task = task
+        self.told = told
+
+
+def test_every_kind_of_fault_is_contained_and_named(plain: Plain, tmp_path: Path) -> None:
+    rng = random.Random(plain.task)
+    for kind in kinds_for(plain.task):
+        fault = random_fault(rng, kind)
+        check_contained(fault, run_with(tmp_path, plain.task, fault), plain.told)
+
+
+def test_fault_that_is_not_told_is_noticed(plain: Plain) -> None:
+    fault = random_fault(random.Random(1), Kind.TRAIN_ERROR)
+    with pytest.raises(AssertionError, match="0 events tell of it"):
+        check_contained(fault, plain.told, plain.told)

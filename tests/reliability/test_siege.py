@@ -1,0 +1,128 @@
+"""The server lets nobody in, whatever is thrown at it, and goes on serving those who may."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tools.soak.frames import Opcode, RawClient, frame_bytes
+from tools.soak.serving import Served, served_hub
+from tools.soak.siege import (
+    NUM_CONNECTIONS,
+    PATHS,
+    TOKEN,
+    connected,
+    has_hung_up,
+    header_flood,
+    long_line,
+    nonsense,
+    reconnect,
+    request,
+    rss_bytes,
+)
+
+MAX_GROWTH_BYTES = 32 << 20
+BEARER = f"Authorization: Bearer {TOKEN}"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served_hub(tmp_path_factory.mktemp("served"), token=TOKEN) as served:
+        yield served
+
+
+def status(answer: bytes) -> int | None:
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else None
+
+
+def is_well(served: Served) -> bool:
+    return status(request(served.port, "/healthz", BEARER)) == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_path_leads_out(path: str, served: Served) -> None:
+    assert status(request(served.port, path, BEARER)) == 404
+    assert status(request(served.port, path)) == 401
+
+
+@pytest.mark.parametrize("header", ["", "Authorization: Bearer wrong", "Authorization: Basic x"])
+def test_wrong_token_opens_nothing(header: str, served: Served) -> None:
+    headers = [header] if header else []
+    assert status(request(served.port, "/api/run", *headers)) == 401
+    with RawClient(served.port) as client:
+        assert client.request(*headers) == 401
+
+
+def test_page_of_another_origin_gets_nothing_even_with_the_token(served: Served) -> None:
+    with RawClient(served.port) as client:
+        assert client.request(BEARER, "Origin: http://evil.example") == 403
+
+
+def test_flood_of_headers_is_cut_off(served: Served) -> None:
+    before = rss_bytes()
+    for _ in range(5):
+        assert status(header_flood(served.port)) in (400, 431, None)
+        assert status(long_line(served.port)) in (400, 414, 431, None)
+    assert rss_bytes() - before < MAX_GROWTH_BYTES
+    assert is_well(served)
+
+
+def test_nonsense_is_refused_without_a_word_to_the_operator(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        assert status(nonsense(served.port, rng)) in (400, 401, None)
+    assert caplog.records == []
+    assert is_well(served)
+
+
+def test_more_clients_than_allowed_are_told_to_come_again(served: Served) -> None:
+    before = rss_bytes()
+    clients = [RawClient(served.port) for _ in range(NUM_CONNECTIONS)]
+    try:
+        assert {client.request(BEARER) for client in clients} == {101}
+        first = [client.read() for client in clients]
+        codes = [frame.close_code for frame in first if frame is not None]
+        assert codes.count(1013) == NUM_CONNECTIONS - 128
+        assert codes.count(None) == 128
+        assert is_well(served)
+    finally:
+        for client in clients:
+            client.socket.close()
+    assert rss_bytes() - before < MAX_GROWTH_BYTES
+
+
+def test_storm_of_reconnections_leaves_nobody_behind(served: Served) -> None:
+    reconnect(served.port, 100)
+    with RawClient(served.port) as last:
+        assert last.request(BEARER) == 101
+        last.send(frame_bytes(Opcode.CLOSE, b"\x03\xe8"))
+        assert last.close_code() == 1000
+    assert is_well(served)
+
+
+def test_connection_without_a_request_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.server.REQUEST_GRACE_S", 0.05)
+    with (
+        served_hub(tmp_path) as served,
+        connected(served.port) as silent,
+        connected(served.port) as slow,
+    ):
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127")
+        assert has_hung_up(silent)
+        assert has_hung_up(slow)
+
+
+def test_sockets_beyond_the_bound_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.server.MAX_SOCKETS", 3)
+    with served_hub(tmp_path) as served:
+        early = [connected(served.port) for _ in range(3)]
+        with connected(served.port) as late:
+            assert has_hung_up(late)
+        for client in early:
+            client.close()

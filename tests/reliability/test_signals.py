@@ -1,0 +1,29 @@
+"""A run that is told to stop does so at once, cleanly, at whatever moment it is told."""
+
+import random
+from pathlib import Path
+
+import pytest
+from tools.soak.children import Deed, Moment, Site
+from tools.soak.kills import Whole, whole_run
+from tools.soak.signals import DEEDS, random_stop, stop_and_look
+
+NUM_STOPS = 8
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return whole_run(tmp_path_factory.mktemp("whole"))
+
+
+def test_one_signal_at_any_moment_ends_a_run_cleanly(whole: Whole, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    for number in range(NUM_STOPS):
+        stop_and_look(tmp_path, random_stop(rng, whole), whole, resumes=number == 0)
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_signal_before_the_first_checkpoint_ends_a_run_cleanly(
+    deed: Deed, whole: Whole, tmp_path: Path
+) -> None:
+    assert stop_and_look(tmp_path, Moment(Site.FILE, 1, deed), whole, resumes=False) is not None

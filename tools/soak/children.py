@@ -1,0 +1,197 @@
+"""`esper-train` in processes that may be killed, forked from one that has torch loaded already."""
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tools.soak.tiny import IMAGES, register_tiny_tasks
+
+# Loaded here, so that every process forked from the first one has them.
+import esper.scripts.watching
+import esper.simic.training.vectorized  # noqa: F401
+from esper.nissa.files import FileSystem
+from esper.scripts.train import main
+from esper.tolaria.stopping import StopFlag
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__])
+WAIT_S = 60.0
+
+
+class Site(StrEnum):
+    """Where in a run something may happen."""
+
+    POINT = "point"
+    """A cancellation point: between batches, between minibatches of an update."""
+    FILE = "file"
+    """Something done to a file; a write is then torn in its middle."""
+
+
+class Deed(StrEnum):
+    """What happens there."""
+
+    KILL = "kill"
+    INTERRUPT = "interrupt"
+    TERMINATE = "terminate"
+    HANG = "hang"
+    """The thread never goes on."""
+    NO_SPACE = "no space"
+    """The disk is full from then on."""
+    IO_ERROR = "io error"
+    """The disk fails once."""
+
+
+SIGNALS = {
+    Deed.KILL: signal.SIGKILL,
+    Deed.INTERRUPT: signal.SIGINT,
+    Deed.TERMINATE: signal.SIGTERM,
+}
+
+
+class Moment(NamedTuple):
+    """The n-th time that a run comes by a site, and what happens then."""
+
+    site: Site
+    index: int
+    deed: Deed
+
+
+@dataclass(eq=False, slots=True)
+class Tripwire:
+    """Counts how often a run comes by each site, and does its deed when the moment has come."""
+
+    moment: Moment | None
+    told_path: Path
+    counts: dict[Site, int] = field(default_factory=lambda: dict.fromkeys(Site, 0))
+
+    def install(self) -> None:
+        """Put itself around cancellation points and file operations of this process."""
+        wire, check, write = self, StopFlag.checkpoint, FileSystem.write
+
+        def checkpoint(flag: StopFlag) -> None:
+            wire.pass_by(Site.POINT)
+            check(flag)
+
+        def torn_write(files: FileSystem, descriptor: int, data: bytes) -> None:
+            half = len(data) // 2
+            write(files, descriptor, data[:half])
+            wire.pass_by(Site.FILE)
+            write(files, descriptor, data[half:])
+
+        StopFlag.checkpoint = checkpoint  # type: ignore[method-assign]
+        FileSystem.write = torn_write  # type: ignore[method-assign]
+        for name in ("fsync", "truncate", "rename", "fsync_directory"):
+            setattr(FileSystem, name, self._around(getattr(FileSystem, name)))
+
+    def pass_by(self, site: Site) -> None:
+        """Count, and do the deed when the moment has come."""
+        self.counts[site] += 1
+        moment = self.moment
+        if moment is None or site is not moment.site or self.counts[site] < moment.index:
+            return
+        is_first = self.counts[site] == moment.index
+        if is_first:
+            self.told_path.write_text(repr(time.time()))
+        if is_first or moment.deed is Deed.NO_SPACE:
+            _do(moment.deed)
+
+    def _around(self, operation: Any) -> Any:
+        def passing(*arguments: Any) -> Any:
+            self.pass_by(Site.FILE)
+            return operation(*arguments)
+
+        return passing
+
+
+def _do(deed: Deed) -> None:
+    match deed:
+        case Deed.HANG:
+            threading.Event().wait()
+        case Deed.NO_SPACE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        case Deed.IO_ERROR:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        case _:
+            os.kill(os.getpid(), SIGNALS[deed])
+
+
+def run_child(argv: list[str], output: Path, moment: Moment | None) -> None:
+    """Run `esper-train` in this process; what it prints and how often it came by goes to files."""
+    with output.open("ab") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    register_tiny_tasks()
+    wire = Tripwire(moment, output.with_suffix(".told"))
+    wire.install()
+    code = main(argv)
+    output.with_suffix(".counts").write_text(json.dumps(wire.counts))
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+class Ended(NamedTuple):
+    """How a child ended."""
+
+    code: int
+    """The exit code; negative for the signal that ended it."""
+    output: str
+    seconds_after_deed: float | None
+    """None if its moment never came."""
+
+
+class Child:
+    """One process that trains."""
+
+    def __init__(self, argv: list[str], output: Path, moment: Moment | None = None) -> None:
+        self._output = output
+        for stale in (output, output.with_suffix(".told")):
+            stale.unlink(missing_ok=True)
+        self._process = CONTEXT.Process(target=run_child, args=(argv, output, moment))
+        self._process.start()
+
+    def wait(self) -> Ended:
+        """Wait for its end; one that does not end is killed and counts as lost."""
+        self._process.join(WAIT_S)
+        ended_s = time.time()
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        told = self._output.with_suffix(".told")
+        after_s = ended_s - float(told.read_text()) if told.exists() else None
+        code = self._process.exitcode
+        assert code is not None
+        text = self._output.read_text(errors="replace") if self._output.exists() else ""
+        return Ended(code, text, after_s)
+
+
+def counts_of(output: Path) -> dict[Site, int]:
+    """Return how often a finished child came by each site."""
+    counts: dict[str, int] = json.loads(output.with_suffix(".counts").read_text())
+    return {Site(name): count for name, count in counts.items()}
+
+
+def train_flags(telemetry_dir: Path, *more: str) -> list[str]:
+    """Return the command line of a tiny run."""
+    where = ["--telemetry-dir", str(telemetry_dir), "--quiet"]
+    return ["ppo", "--task", IMAGES, "--lanes", "2", *where, *more]
+
+
+def resume_flags(telemetry_dir: Path) -> list[str]:
+    """Return the command line that goes on with the run in a directory."""
+    return ["ppo", "--resume", "latest", "--telemetry-dir", str(telemetry_dir), "--quiet"]
+
+
+def only_run(telemetry_dir: Path) -> Path | None:
+    """Return the run in a directory that has a checkpoint to go on from, or None."""
+    found = [path for path in telemetry_dir.glob("*_*") if any(path.glob("checkpoints/round-*.pt"))]
+    assert len(found) <= 1, f"{telemetry_dir} holds {len(found)} runs"
+    return found[0] if found else None

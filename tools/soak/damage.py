@@ -1,0 +1,108 @@
+"""Logs that were cut or changed on the disk: never a crash, never an event nobody wrote."""
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.bench.rows import Row
+from tools.soak.schedules import tiny_run
+from tools.soak.tiny import IMAGES
+
+from esper.leyline.errors import UnreadableFileError
+from esper.nissa.files import FileSystem
+from esper.nissa.journal import EVENTS_FILE, open_journal
+from esper.nissa.run_directory import MANIFEST_FILE
+from esper.nissa.scan import checksum_path
+from esper.nissa.validation import validate_run
+
+LOG_BYTES = 64 * 1024
+NUM_FLIPS = 10_000
+QUICK_SAMPLES = 60
+DAMAGE = frozenset({"crc", "seq", "torn", "schema", "type", "channel"})
+"""Findings that tell of damage; a log that was cut lacks its end as well."""
+
+
+class SmallLog:
+    """A log of 64 KiB in a folder of its own, whole again whenever it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        whole = tiny_run(folder / "whole", IMAGES, lanes=2, n_envs=2, n_episodes=2)
+        self.run_dir = folder / "damaged"
+        self.run_dir.mkdir()
+        shutil.copy(whole / MANIFEST_FILE, self.run_dir)
+        self.path = self.run_dir / EVENTS_FILE
+        lines = checksum_path(whole / EVENTS_FILE).read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if int(line.split()[1]) <= LOG_BYTES]
+        self.checksums = b"".join(kept)
+        self.data = (whole / EVENTS_FILE).read_bytes()[: int(kept[-1].split()[1])]
+        self.lines = self.data.splitlines()
+
+    def put(self, data: bytes, checksums: bytes | None) -> None:
+        """Write the two files; None leaves the second one away."""
+        self.path.write_bytes(data)
+        if checksums is None:
+            checksum_path(self.path).unlink(missing_ok=True)
+        else:
+            checksum_path(self.path).write_bytes(checksums)
+
+    def check(self) -> None:
+        """Hold that the damage is told and that nothing is read that was not written."""
+        found = validate_run(self.run_dir)
+        is_told = bool(DAMAGE & found.num_findings.keys()) or found.num_uncovered_bytes > 0
+        assert is_told, "the damage is not told"
+        try:
+            open_journal(self.path, files=FileSystem(), has_checksums=True).close()
+        except UnreadableFileError:
+            return
+        read = self.path.read_bytes().splitlines()
+        assert read == self.lines[: len(read)], "an event that was not written"
+
+
+def check_cut(log: SmallLog, num_bytes: int) -> None:
+    """Cut the log after so many bytes."""
+    log.put(log.data[:num_bytes], log.checksums)
+    log.check()
+
+
+def check_flip(log: SmallLog, bit: int) -> None:
+    """Flip one bit of the log or, behind its end, of the checksums."""
+    both = bytearray(log.data + log.checksums)
+    both[bit // 8] ^= 1 << bit % 8
+    log.put(bytes(both[: len(log.data)]), bytes(both[len(log.data) :]))
+    log.check()
+
+
+def check_flip_without_checksums(log: SmallLog, bit: int) -> None:
+    """Flip one bit of a log that nothing vouches for: a reader may not stumble."""
+    changed = bytearray(log.data)
+    changed[bit // 8] ^= 1 << bit % 8
+    log.put(bytes(changed), None)
+    validate_run(log.run_dir)
+
+
+def rows(is_quick: bool) -> Iterator[Row]:
+    """Cut and flip: row L4."""
+    rng = random.Random(4)
+    with tempfile.TemporaryDirectory() as name:
+        log = SmallLog(Path(name))
+        lengths = range(len(log.data))
+        cuts = rng.sample(lengths, QUICK_SAMPLES) if is_quick else lengths
+        for num_bytes in cuts:
+            check_cut(log, num_bytes)
+        num_bits = 8 * (len(log.data) + len(log.checksums))
+        num_flips = QUICK_SAMPLES if is_quick else NUM_FLIPS
+        for _ in range(num_flips):
+            check_flip(log, rng.randrange(num_bits))
+            check_flip_without_checksums(log, rng.randrange(8 * len(log.data)))
+    num_blocks = len(log.checksums.splitlines())
+    for what, number in (("cuts", len(cuts)), ("flipped bits", num_flips)):
+        yield Row(
+            name=f"L4 {what} of a log, told and nothing made up",
+            measured=number,
+            target=number,
+            unit=what,
+            is_at_least=True,
+            note=f"{len(log.data):,} bytes in {num_blocks} blocks",
+        )

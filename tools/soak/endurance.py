@@ -1,0 +1,114 @@
+"""A long run on a tiny task: memory, threads and open files stay what they are."""
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from tools.bench.rows import Row
+from tools.soak.siege import rss_bytes
+from tools.soak.tiny import IMAGES, register_tiny_tasks
+
+from esper.leyline.errors import InterruptedRunError
+from esper.leyline.jobs import merge_job
+from esper.runtime.tasks import all_tasks
+from esper.simic.training.keeper import Keeper
+from esper.simic.training.vectorized import run_job
+
+QUICK_S, FULL_S = 20.0, 1_800.0
+WARM_UP = 1 / 3
+"""The part of the time after which nothing may grow any more."""
+MIB = 2**20
+
+
+class Sample(NamedTuple):
+    """What the process holds at the end of a round."""
+
+    after_s: float
+    rss_bytes: int
+    num_threads: int
+    num_files: int
+
+
+@dataclass(eq=False, slots=True)
+class Logbook:
+    """Takes a sample at the end of every round, and ends the run when its time is over."""
+
+    seconds: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    samples: list[Sample] = field(default_factory=list)
+    _began_s: float = field(default_factory=time.monotonic)
+
+    def note(self) -> None:
+        """Take a sample."""
+        after_s = time.monotonic() - self._began_s
+        num_files = len(os.listdir("/proc/self/fd"))
+        self.samples.append(Sample(after_s, rss_bytes(), threading.active_count(), num_files))
+        if after_s > self.seconds:
+            self.stop.set()
+
+    def steady(self) -> list[Sample]:
+        """Return the samples behind the warm-up."""
+        return [sample for sample in self.samples if sample.after_s > WARM_UP * self.seconds]
+
+    def growth_bytes_per_s(self) -> float:
+        """Return the slope of the memory over time, by least squares."""
+        steady = self.steady()
+        times = [sample.after_s for sample in steady]
+        sizes = [sample.rss_bytes for sample in steady]
+        mean_s, mean_bytes = sum(times) / len(times), sum(sizes) / len(sizes)
+        spread = sum((time_s - mean_s) ** 2 for time_s in times)
+        both = zip(times, sizes, strict=True)
+        return sum((time_s - mean_s) * (size - mean_bytes) for time_s, size in both) / spread
+
+
+def long_run(folder: Path, seconds: float) -> Logbook:
+    """Train for so long in this process."""
+    register_tiny_tasks()
+    layer = {
+        "training": {"task": IMAGES, "n_episodes": 1_000_000},
+        "run": {"telemetry_dir": str(folder), "lanes": 2, "fsync": "never"},
+    }
+    job, _ = merge_job(("soak", layer), tasks=all_tasks())
+    logbook, save = Logbook(seconds), Keeper.save
+
+    def saving(keeper: Keeper, *arguments: Any, **options: Any) -> Any:
+        logbook.note()
+        return save(keeper, *arguments, **options)
+
+    with mock.patch.object(Keeper, "save", saving):
+        try:
+            run_job(job, shutdown_event=logbook.stop)
+        except InterruptedRunError:
+            return logbook
+    raise AssertionError("the run ended before its time")
+
+
+def rows(is_quick: bool) -> Iterator[Row]:
+    """Train for long: row L10."""
+    with tempfile.TemporaryDirectory() as name:
+        logbook = long_run(Path(name), QUICK_S if is_quick else FULL_S)
+    steady = logbook.steady()
+    yield Row(
+        name="L10 memory gained in ten minutes",
+        measured=logbook.growth_bytes_per_s() * 600 / MIB,
+        target=1.0,
+        unit="MiB",
+        note=f"{len(logbook.samples)} rounds in {logbook.samples[-1].after_s:,.0f} s",
+    )
+    for what, numbers in (
+        ("threads", [sample.num_threads for sample in steady]),
+        ("open files", [sample.num_files for sample in steady]),
+    ):
+        yield Row(
+            name=f"L10 {what} gained",
+            measured=max(numbers) - numbers[0],
+            target=0.0,
+            unit=what,
+            note=f"{numbers[0]} all along",
+        )

@@ -1,0 +1,281 @@
+"""Faults put into one env of a run: contained, named, and without a trace in the other envs."""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from tools.bench.rows import Row
+from tools.soak.fingerprints import digest_of
+from tools.soak.schedules import tiny_run
+from tools.soak.tiny import IMAGES, TEXT
+
+from esper.leyline.telemetry import Event, EventType, decode_event
+from esper.nissa.journal import EVENTS_FILE
+from esper.nissa.normalizing import normal_form
+from esper.nissa.validation import validate_run
+from esper.runtime.batches import Batch
+from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.policy_controller import PolicyController
+
+QUICK_FAULTS, FULL_FAULTS = 26, 1_000
+NUM_ENVS = 3
+NUM_STEPS = 4
+NUM_ROUNDS = 2
+NUM_BATCHES = 4
+CULPRIT_TYPES = (EventType.ENV_FAILED, EventType.GOVERNOR_ROLLBACK)
+
+
+class Kind(StrEnum):
+    """What breaks."""
+
+    INPUT_NAN = "nan in the inputs"
+    INPUT_INF = "inf in the inputs"
+    WEIGHT_NAN = "nan in a weight"
+    WEIGHT_INF = "inf in a weight"
+    GRADIENT_NAN = "nan in a gradient"
+    GRADIENT_INF = "inf in a gradient"
+    LOSS_NAN = "nan in the loss"
+    LOSS_INF = "inf in the loss"
+    BUILD_ERROR = "error while building"
+    TRAIN_ERROR = "error while training"
+    VALIDATE_ERROR = "error while validating"
+    APPLY_ERROR = "error while applying"
+    ALLOCATION = "allocation that fails"
+
+
+NUMBERS = {kind: float(kind.value[:3]) for kind in Kind if kind.value[:3] in ("nan", "inf")}
+
+
+class Fault(NamedTuple):
+    """One thing that breaks at one place."""
+
+    kind: Kind
+    round: int
+    env_id: int
+    step: int
+    batch: int
+
+
+class SabotageError(Exception):
+    """Raised where a fault is an exception."""
+
+
+@dataclass(eq=False, slots=True)
+class Watched:
+    """What a run shows of its envs, fault or not."""
+
+    fault: Fault | None = None
+    step: int = 0
+    weights: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    """Hashes of the models after each step, by round, env and step."""
+    has_broken: bool = False
+
+    def strikes(self, env: ParallelEnvState, *kinds: Kind) -> bool:
+        """Tell whether one of these faults is due here, once."""
+        fault = self.fault
+        if fault is None or self.has_broken or fault.kind not in kinds:
+            return False
+        is_here = (env.round_index, env.env_idx) == (fault.round, fault.env_id)
+        self.has_broken = is_here and self.step_of(env) == fault.step
+        return self.has_broken
+
+    def step_of(self, env: ParallelEnvState) -> int:
+        """Return the step that an env is in: the number of those it has behind it."""
+        return sum(key[:2] == (env.round_index, env.env_idx) for key in self.weights)
+
+
+@contextmanager
+def watched_run(watched: Watched) -> Iterator[None]:
+    """Watch every env of a run, and break what the fault says."""
+    train, validate, apply, build, learn = (
+        TrainingWork.train_batch,
+        TrainingWork.validate,
+        TrainingWork.apply,
+        TrainingWork.build,
+        PolicyController.learn,
+    )
+
+    def train_batch(work: Any, env: ParallelEnvState, batch_index: int, batch: Batch) -> None:
+        fault = watched.fault
+        if fault is None or batch_index != fault.batch:
+            return train(work, env, batch_index, batch)
+        with ExitStack() as after:
+            return train(work, env, batch_index, _spoilt(watched, env, batch, after))
+
+    def validating(work: Any, env: ParallelEnvState, *rest: Any) -> Any:
+        if watched.strikes(env, Kind.VALIDATE_ERROR):
+            raise SabotageError("sabotage")
+        return validate(work, env, *rest)
+
+    def applying(work: Any, env: ParallelEnvState, decision: Any) -> Any:
+        if watched.strikes(env, Kind.APPLY_ERROR):
+            raise SabotageError("sabotage")
+        outcome = apply(work, env, decision)
+        place = (env.round_index, env.env_idx, decision.step)
+        watched.weights[place] = digest_of(env.model.state_dict())
+        return outcome
+
+    def building(work: Any, round_index: int, env_id: int) -> Any:
+        fault = watched.fault
+        is_here = fault is not None and (round_index, env_id) == (fault.round, fault.env_id)
+        if fault is not None and is_here and fault.kind is Kind.BUILD_ERROR:
+            raise SabotageError("sabotage")
+        return build(work, round_index, env_id)
+
+    def learning(controller: PolicyController, check_cancelled: Any) -> Any:
+        _check_buffer(controller)
+        return learn(controller, check_cancelled)
+
+    with ExitStack() as patches:
+        for owner, name, call in (
+            (TrainingWork, "train_batch", train_batch),
+            (TrainingWork, "validate", validating),
+            (TrainingWork, "apply", applying),
+            (TrainingWork, "build", building),
+            (PolicyController, "learn", learning),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, call))
+        yield
+
+
+def _spoilt(watched: Watched, env: ParallelEnvState, batch: Batch, after: ExitStack) -> Batch:
+    """Break what is due in this batch; what was hooked in is taken out after it."""
+    fault = watched.fault
+    assert fault is not None
+    number = NUMBERS.get(fault.kind, 0.0)
+    parameter = next(env.model.host_parameters())
+    if watched.strikes(env, Kind.TRAIN_ERROR):
+        raise SabotageError("sabotage")
+    if watched.strikes(env, Kind.ALLOCATION):
+        torch.empty(1 << 60)
+    if watched.strikes(env, Kind.INPUT_NAN, Kind.INPUT_INF):
+        return replace(batch, inputs=torch.full_like(batch.inputs, number))
+    if watched.strikes(env, Kind.WEIGHT_NAN, Kind.WEIGHT_INF):
+        parameter.data.view(-1)[0] = number
+    if watched.strikes(env, Kind.GRADIENT_NAN, Kind.GRADIENT_INF):
+        after.callback(parameter.register_hook(_Times(number)).remove)
+    if watched.strikes(env, Kind.LOSS_NAN, Kind.LOSS_INF):
+        after.callback(env.model.register_forward_hook(_Times(number)).remove)
+    return batch
+
+
+class _Times:
+    """Multiplies whatever comes by, as a hook of a tensor or of a module."""
+
+    def __init__(self, number: float) -> None:
+        self._number = number
+
+    def __call__(self, *arguments: Any) -> Any:
+        return arguments[-1] * self._number
+
+
+def _check_buffer(controller: PolicyController) -> None:
+    rows = controller.agent.buffer.batch()
+    for item in fields(rows):
+        value = getattr(rows, item.name)
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            assert bool(value.isfinite().all()), f"{item.name} of the buffer is not finite"
+
+
+class Told(NamedTuple):
+    """What a finished run shows."""
+
+    weights: dict[tuple[int, int, int], str]
+    events: list[Event]
+    lines: list[bytes]
+    """Without what may differ between two equal runs."""
+
+    def of_env(self, round_index: int, env_id: int) -> list[bytes]:
+        """Return what was told of one env in one round."""
+        return [
+            line
+            for event, line in zip(self.events, self.lines, strict=True)
+            if (event.round, event.env_id) == (round_index, env_id)
+        ]
+
+
+def run_with(folder: Path, task: str, fault: Fault | None) -> Told:
+    """Run a tiny job with a fault in it."""
+    watched = Watched(fault)
+    with watched_run(watched):
+        run_dir = tiny_run(
+            folder,
+            task,
+            lanes=2,
+            n_envs=NUM_ENVS,
+            max_epochs=NUM_STEPS,
+            n_episodes=NUM_ROUNDS,
+            batch_size_per_env=12,
+        )
+    found = validate_run(run_dir)
+    assert found.is_valid, found.findings
+    raw = (run_dir / EVENTS_FILE).read_bytes().splitlines()
+    return Told(
+        watched.weights, [decode_event(line) for line in raw], [normal_form(x) or b"" for x in raw]
+    )
+
+
+def check_contained(fault: Fault, told: Told, plain: Told) -> None:
+    """Hold that one event names the culprit and that the other envs know nothing of it."""
+    culprits = [event for event in told.events if event.event_type in CULPRIT_TYPES]
+    assert len(culprits) == 1, f"{fault}: {len(culprits)} events tell of it"
+    [culprit] = culprits
+    assert (culprit.round, culprit.env_id) == (fault.round, fault.env_id), culprit
+    assert (
+        culprit.step in (None, fault.step)
+        if fault.kind is Kind.BUILD_ERROR
+        else (culprit.step == fault.step)
+    ), f"{fault}: told in step {culprit.step}"
+    for env_id in set(range(NUM_ENVS)) - {fault.env_id}:
+        assert told.of_env(fault.round, env_id) == plain.of_env(fault.round, env_id), (
+            f"{fault}: env {env_id} tells something else"
+        )
+    for place, digest in plain.weights.items():
+        if place[0] < fault.round or (place[0] == fault.round and place[1] != fault.env_id):
+            assert told.weights[place] == digest, f"{fault}: other weights at {place}"
+
+
+def random_fault(rng: random.Random, kind: Kind) -> Fault:
+    """Draw where something breaks."""
+    return Fault(
+        kind=kind,
+        round=rng.randrange(NUM_ROUNDS),
+        env_id=rng.randrange(NUM_ENVS),
+        step=0 if kind is Kind.BUILD_ERROR else rng.randrange(NUM_STEPS),
+        batch=rng.randrange(NUM_BATCHES),
+    )
+
+
+def kinds_for(task: str) -> list[Kind]:
+    """Return what can break in a task; tokens have no NaN."""
+    return [kind for kind in Kind if task == IMAGES or not kind.name.startswith("INPUT")]
+
+
+def rows(is_quick: bool) -> Iterator[Row]:
+    """Break one env after another: row L6."""
+    target = QUICK_FAULTS if is_quick else FULL_FAULTS
+    rng = random.Random(6)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plain = {task: run_with(folder, task, None) for task in (IMAGES, TEXT)}
+        for index in range(target):
+            task = (IMAGES, TEXT)[index % 2]
+            kinds = kinds_for(task)
+            fault = random_fault(rng, kinds[index // 2 % len(kinds)])
+            check_contained(fault, run_with(folder, task, fault), plain[task])
+    yield Row(
+        name="L6 faults contained and named",
+        measured=target,
+        target=target,
+        unit="faults",
+        is_at_least=True,
+        note="other envs bit-identical to the end of that round",
+    )

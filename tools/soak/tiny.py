@@ -1,0 +1,91 @@
+"""Tasks that cost next to nothing: one with augmentation, one with dropout."""
+
+from typing import Final
+
+import torch
+
+from esper.leyline.tasks import (
+    BatchMode,
+    CnnHostSpec,
+    HostSpec,
+    TaskKind,
+    TaskSpec,
+    TransformerHostSpec,
+)
+from esper.runtime.datasets import Split, TensorDataset
+from esper.runtime.sources import DataRequest
+from esper.runtime.tasks import all_tasks, register_task
+
+IMAGES: Final = "soak_images"
+"""Crops and flips at random."""
+TEXT: Final = "soak_text"
+"""Has dropout."""
+
+NUM_CLASSES: Final = 3
+NUM_TOKENS: Final = 16
+BLOCK_SIZE: Final = 8
+SIZES: Final = {"train": 48, "val": 24, "test": 24}
+
+
+def _images(num_rows: int) -> Split:
+    generator = torch.Generator().manual_seed(num_rows)
+    targets = torch.randint(NUM_CLASSES, (num_rows,), generator=generator)
+    noise = torch.randn(num_rows, 1, 8, 8, generator=generator)
+    return Split(inputs=noise + targets.view(-1, 1, 1, 1), targets=targets)
+
+
+def _text(num_rows: int) -> Split:
+    generator = torch.Generator().manual_seed(num_rows)
+    text = torch.randint(NUM_TOKENS, (num_rows, BLOCK_SIZE + 1), generator=generator)
+    return Split(inputs=text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())
+
+
+def _load_images(_: TaskSpec, __: DataRequest) -> TensorDataset:
+    return TensorDataset(**{part: _images(size) for part, size in SIZES.items()}, crop_padding=1)
+
+
+def _load_text(_: TaskSpec, __: DataRequest) -> TensorDataset:
+    return TensorDataset(**{part: _text(size) for part, size in SIZES.items()})
+
+
+def _spec(name: str, kind: TaskKind, host: HostSpec) -> TaskSpec:
+    return TaskSpec(
+        name=name,
+        summary="a task that costs next to nothing",
+        kind=kind,
+        dataset=name,
+        host=host,
+        batch_size=12,
+        batch_mode=BatchMode.BROADCAST,
+        baseline_loss=1.1,
+        target_loss=0.1,
+        loss_delta_std=0.05,
+        defaults={
+            "slots": host.slot_ids[:2],
+            "n_episodes": 3,
+            "n_envs": 2,
+            "max_epochs": 3,
+            "lstm_hidden_dim": 8,
+            "feature_dim": 8,
+        },
+    )
+
+
+def register_tiny_tasks() -> None:
+    """Make the tasks known, once per process."""
+    if IMAGES in all_tasks():
+        return
+    images = CnnHostSpec(
+        in_channels=1, image_size=8, num_classes=NUM_CLASSES, base_channels=2, num_blocks=2
+    )
+    text = TransformerHostSpec(
+        block_size=BLOCK_SIZE,
+        num_layers=2,
+        num_heads=2,
+        embed_dim=8,
+        num_segments=2,
+        dropout=0.2,
+        vocab_size=NUM_TOKENS,
+    )
+    register_task(_spec(IMAGES, TaskKind.CLASSIFICATION, images), load=_load_images)
+    register_task(_spec(TEXT, TaskKind.LANGUAGE_MODEL, text), load=_load_text)
