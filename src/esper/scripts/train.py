@@ -15,6 +15,7 @@ from esper.leyline.tasks import PRESETS
 from esper.scripts.cli import add_version, run_command
 from esper.scripts.job_flags import add_job_flags, layers_from
 from esper.scripts.summary import summary_of
+from esper.scripts.train_compare import add_compare_flags, run_compare
 
 __all__ = ["main"]
 
@@ -46,6 +47,14 @@ def _build_parser() -> ArgumentParser:
         train.add_argument("--json", action="store_true", help="print the summary as JSON")
         add_job_flags(train)
         train.set_defaults(command=partial(_train, name))
+    compare = commands.add_parser(
+        "compare",
+        help="put controllers side by side on the test split",
+        description="Put controllers side by side on the test split.",
+        usage="%(prog)s [options]",
+    )
+    add_compare_flags(compare)
+    compare.set_defaults(command=run_compare)
     commands.add_parser("tasks", help="list the tasks").set_defaults(command=_list_tasks)
     commands.add_parser("presets", help="list the presets").set_defaults(command=_list_presets)
     config = commands.add_parser("config", help="look at configurations")
