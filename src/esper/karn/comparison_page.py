@@ -1,14 +1,18 @@
 """The page of a comparison: tables and plots in one file that needs no server."""
 
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast, Estimate
 
 __all__ = ["comparison_page", "estimate_text"]
+
+_Json: TypeAlias = Mapping[str, object]
+"""What plotly takes, in its own words."""
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
@@ -115,7 +119,7 @@ def _optional(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _table(caption: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(caption: str, head: tuple[str, ...], rows: Sequence[Sequence[str]]) -> str:
     cells = "".join(f"<th>{escape(text)}</th>" for text in head)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows
@@ -123,13 +127,12 @@ def _table(caption: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> 
     return f"<table><caption>{escape(caption)}</caption><tr>{cells}</tr>{body}</table>"
 
 
-# What plotly takes is its own JSON, not ours.
-def _plots(report: ComparisonReport) -> list[dict[str, Any]]:
-    curves = [
+def _plots(report: ComparisonReport) -> list[_Json]:
+    curves: list[_Json] = [
         {"name": arm.arm, "y": arm.curve_pct, "mode": "lines", "type": "scatter"}
         for arm in report.arms
     ]
-    points = [
+    points: list[_Json] = [
         {
             "name": arm.arm,
             "x": [arm.num_params_added],
@@ -151,7 +154,7 @@ def _plots(report: ComparisonReport) -> list[dict[str, Any]]:
     ]
 
 
-def _layout(x_title: str, y_title: str) -> dict[str, Any]:
+def _layout(x_title: str, y_title: str) -> _Json:
     return {
         "xaxis": {"title": {"text": x_title}},
         "yaxis": {"title": {"text": y_title}},

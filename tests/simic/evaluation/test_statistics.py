@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.simic.evaluation.statistics import (
+    Scores,
+    Statistic,
     bootstrap,
     interquartile_mean,
+    mean_difference,
     pareto_front,
     probability_of_improvement,
 )
@@ -17,8 +20,12 @@ from esper.simic.evaluation.statistics import (
 SCORES = st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=12)
 
 
-def mean(scores: np.ndarray) -> float:
-    return float(scores.mean())
+def mean(draws: Scores) -> Scores:
+    return np.asarray(draws.mean(axis=1))
+
+
+def of_all(statistic: Statistic, scores: object) -> float:
+    return float(statistic(np.array(scores, dtype=np.float64)[None])[0])
 
 
 @settings(max_examples=50, deadline=None)
@@ -30,11 +37,11 @@ def test_interquartile_mean_is_the_mean_of_the_middle_half_of_quadrupled_runs(
     quadrupled = sorted(scores * 4)
     middle = quadrupled[len(scores) : 3 * len(scores)]
 
-    assert interquartile_mean(np.array(scores)) == pytest.approx(np.mean(middle))
+    assert of_all(interquartile_mean, scores) == pytest.approx(np.mean(middle))
 
 
 def test_interquartile_mean_ignores_an_outlier_that_the_mean_does_not() -> None:
-    assert interquartile_mean(np.array([1.0, 1.0, 1.0, 1000.0])) == pytest.approx(1.0)
+    assert of_all(interquartile_mean, [1.0, 1.0, 1.0, 1000.0]) == pytest.approx(1.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -43,7 +50,7 @@ def test_probability_of_improvement_counts_every_pair_of_runs(pairs: list[tuple[
     firsts, seconds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     wins = [(a > b) + 0.5 * (a == b) for a, b in product(firsts, seconds)]
 
-    counted = probability_of_improvement(np.array(pairs, dtype=np.float64))
+    counted = of_all(probability_of_improvement, pairs)
 
     assert counted == pytest.approx(sum(wins) / len(wins))
 
@@ -99,3 +106,7 @@ def test_pareto_front_keeps_what_nothing_else_beats() -> None:
 
 def test_equal_points_stand_on_the_front_together() -> None:
     assert pareto_front([1.0, 1.0], [2.0, 2.0]) == (True, True)
+
+
+def test_mean_difference_is_between_runs_of_the_same_seed() -> None:
+    assert of_all(mean_difference, [[1.0, 0.0], [10.0, 7.0]]) == 2.0

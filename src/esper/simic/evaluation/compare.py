@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.leyline.comparison import (
     ArmRun,
@@ -24,8 +23,10 @@ from esper.leyline.errors import RunFailedError, UnreadableFileError, UsageError
 from esper.nissa.files import FileSystem, write_atomically
 from esper.simic.evaluation.arms import Arm, run_arm
 from esper.simic.evaluation.statistics import (
+    Scores,
     bootstrap,
     interquartile_mean,
+    mean_difference,
     pareto_front,
     probability_of_improvement,
 )
@@ -199,16 +200,18 @@ def _contrast(first: str, second: str, strata: _Strata, seed: int) -> Contrast:
     return Contrast(
         first=first,
         second=second,
-        final_pp=bootstrap(_pairs(first, second, strata, "final_pct"), _mean_gap, seed=seed),
-        mean_pp=bootstrap(_pairs(first, second, strata, "mean_pct"), _mean_gap, seed=seed),
-        total_reward=bootstrap(_pairs(first, second, strata, "total_reward"), _mean_gap, seed=seed),
+        final_pp=bootstrap(_pairs(first, second, strata, "final_pct"), mean_difference, seed=seed),
+        mean_pp=bootstrap(_pairs(first, second, strata, "mean_pct"), mean_difference, seed=seed),
+        total_reward=bootstrap(
+            _pairs(first, second, strata, "total_reward"), mean_difference, seed=seed
+        ),
         probability=bootstrap(
             _pairs(first, second, strata, "final_pct"), probability_of_improvement, seed=seed
         ),
     )
 
 
-def _pairs(first: str, second: str, strata: _Strata, name: str) -> list[NDArray[np.float64]]:
+def _pairs(first: str, second: str, strata: _Strata, name: str) -> list[Scores]:
     """Put runs of the same seed side by side; an arm with one stratum meets each of the other's."""
     left, right = strata[first], strata[second]
     return [
@@ -217,11 +220,7 @@ def _pairs(first: str, second: str, strata: _Strata, name: str) -> list[NDArray[
     ]
 
 
-def _mean_gap(pairs: NDArray[np.float64]) -> float:
-    return float((pairs[:, 0] - pairs[:, 1]).mean())
-
-
-def _means(runs: Sequence[ArmRun], name: str) -> NDArray[np.float64]:
+def _means(runs: Sequence[ArmRun], name: str) -> Scores:
     """Return each run's mean over its envs: envs of a run share its data order."""
     return np.array([_mean(run.envs, name) for run in runs])
 

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from esper.leyline.comparison import Estimate
 
 __all__ = [
+    "Scores",
     "Statistic",
     "bootstrap",
     "interquartile_mean",
+    "mean_difference",
     "pareto_front",
     "probability_of_improvement",
 ]
@@ -23,32 +25,36 @@ __all__ = [
 DEFAULT_NUM_DRAWS: Final = 2000
 CONFIDENCE_PCT: Final = 95.0
 
-Statistic: TypeAlias = Callable[[NDArray[np.float64]], float]
-"""Turns the pooled scores into one figure; the last axis runs over what was measured of a run."""
+Scores: TypeAlias = NDArray[np.float64]
+Statistic: TypeAlias = Callable[[Scores], Scores]
+"""Turns draws into one figure each; a draw has the runs along the second axis."""
 
 
-def interquartile_mean(scores: NDArray[np.float64]) -> float:
+def interquartile_mean(draws: Scores) -> Scores:
     """Return the mean of the middle half; a run on its edge counts with the part that is inside."""
-    ordered = np.sort(scores)
-    edges = np.arange(len(ordered) + 1, dtype=np.float64) / len(ordered)
+    num_runs = draws.shape[1]
+    edges = np.arange(num_runs + 1, dtype=np.float64) / num_runs
     inside = np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25)
     weights = np.maximum(inside, 0.0)
-    return float(ordered @ weights / weights.sum())
+    figures: Scores = np.sort(draws, axis=1) @ (weights / weights.sum())
+    return figures
 
 
-def probability_of_improvement(pairs: NDArray[np.float64]) -> float:
-    """Return how likely a run of the first arm beats one of the second; a tie is half a win.
+def mean_difference(draws: Scores) -> Scores:
+    """Return the mean of the first column minus the second, run by run."""
+    figures: Scores = (draws[:, :, 0] - draws[:, :, 1]).mean(axis=1)
+    return figures
 
-    Args:
-        pairs: one row per seed, the first arm's score beside the second's.
-    """
-    first, second = pairs[:, 0, None], pairs[None, :, 1]
-    wins = (first > second) + 0.5 * (first == second)
-    return float(wins.mean())
+
+def probability_of_improvement(draws: Scores) -> Scores:
+    """Return how likely a run of the first column beats one of the second; a tie is half a win."""
+    first, second = draws[:, :, None, 0], draws[:, None, :, 1]
+    figures: Scores = ((first > second) + 0.5 * (first == second)).mean(axis=(1, 2))
+    return figures
 
 
 def bootstrap(
-    strata: Sequence[NDArray[np.float64]],
+    strata: Sequence[Scores],
     statistic: Statistic,
     *,
     seed: int,
@@ -63,15 +69,13 @@ def bootstrap(
         num_draws: more make the interval's ends steadier.
     """
     generator = np.random.default_rng(seed)
-    drawn = [
-        statistic(
-            np.concatenate([runs[generator.integers(len(runs), size=len(runs))] for runs in strata])
-        )
-        for _ in range(num_draws)
-    ]
+    drawn = [runs[generator.integers(len(runs), size=(num_draws, len(runs)))] for runs in strata]
     tail_pct = (100.0 - CONFIDENCE_PCT) / 2
-    low, high = np.percentile(drawn, [tail_pct, 100.0 - tail_pct])
-    return Estimate(value=statistic(np.concatenate(list(strata))), low=float(low), high=float(high))
+    low, high = np.percentile(
+        statistic(np.concatenate(drawn, axis=1)), [tail_pct, 100.0 - tail_pct]
+    )
+    (value,) = statistic(np.concatenate(list(strata))[None])
+    return Estimate(value=float(value), low=float(low), high=float(high))
 
 
 def pareto_front(gains: Sequence[float], costs: Sequence[float]) -> tuple[bool, ...]:
