@@ -29,7 +29,8 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         nargs="+",
         default=list(DEFAULT_ARMS),
         metavar="ARM",
-        help="wait, random, heuristic, periodic, ppo:CHECKPOINT[,CHECKPOINT...], static-final "
+        help="wait, random, heuristic, periodic, ppo:CHECKPOINT[,CHECKPOINT...], "
+        "ppo:builtin:NAME, static-final "
         f"(default: {' '.join(DEFAULT_ARMS)})",
     )
     group.add_argument(

@@ -128,18 +128,25 @@ def test_interrupted_comparison_goes_on_with_what_it_has(
     ]
 
 
-def test_runs_of_another_configuration_are_not_taken_for_these(job: Job, tmp_path: Path) -> None:
-    arm = parse_arms(["wait", "random"])[0]
-    other = msgspec.structs.replace(
-        job, training=msgspec.structs.replace(job.training, max_epochs=3)
-    )
-    paths = {
-        comparing.RunStore(directory=tmp_path, job=each, greedy=greedy).path_of(arm, 0, 5)
-        for each in (job, other)
+def paths_of(arm: Arm, jobs: list[Job], directory: Path) -> set[Path]:
+    return {
+        comparing.RunStore(directory=directory, job=job, greedy=greedy).path_of(arm, 0, 5)
+        for job in jobs
         for greedy in (True, False)
     }
 
-    assert len(paths) == 4
+
+def test_runs_of_another_configuration_are_not_taken_for_these(
+    job: Job, checkpoint: Path, tmp_path: Path
+) -> None:
+    shorter = msgspec.structs.replace(job.training, max_epochs=3)
+    jobs = [job, msgspec.structs.replace(job, training=shorter)]
+    policy, static, wait = parse_arms([f"ppo:{checkpoint}", "static-final", "wait"])
+
+    assert len(paths_of(policy, jobs, tmp_path)) == 4
+    assert len(paths_of(static, jobs, tmp_path)) == 4
+    # Choices are likely or not for a policy only.
+    assert len(paths_of(wait, jobs, tmp_path)) == 2
 
 
 def test_kept_run_that_cannot_be_read_says_what_to_do(job: Job, tmp_path: Path) -> None:

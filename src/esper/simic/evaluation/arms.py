@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Final
 
@@ -19,6 +18,7 @@ from esper.leyline.messages import EnvEvidence
 from esper.leyline.reports import EpisodeStatus
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
+from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.evaluation.growing import GrownRound, grow
 from esper.simic.evaluation.topology import FlopMeter, StaticWork, topology_of
 from esper.simic.training.keeper import LoadedRun
@@ -53,7 +53,16 @@ class Arm:
     @property
     def num_strata(self) -> int:
         """Count the strata."""
-        return max(len(self.policies if self.copies is None else self.copies.policies), 1)
+        return max(len(self._decisive_policies), 1)
+
+    @property
+    def follows_policy(self) -> bool:
+        """Tell whether what it ends with depends on a policy, its own or the one it copies."""
+        return bool(self._decisive_policies)
+
+    @property
+    def _decisive_policies(self) -> tuple[LoadedRun, ...]:
+        return self.policies if self.copies is None else self.copies.policies
 
     def digest(self, stratum: int) -> str:
         """Return what differs wherever the same seed could end differently."""
@@ -90,7 +99,7 @@ def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
     kind, _, paths = text.partition(":")
     if kind != POLICY or not paths:
         raise UnknownNameError("arm", text, (*BASELINES, f"{POLICY}:CHECKPOINT", STATIC))
-    policies = tuple(load_run(Path(path)) for path in paths.split(","))
+    policies = tuple(load_run(checkpoint_at(path)) for path in paths.split(","))
     for policy in policies:
         if policy.controller is None:
             raise UsageError(

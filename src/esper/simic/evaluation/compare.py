@@ -51,7 +51,8 @@ class RunStore:
     def path_of(self, arm: Arm, stratum: int, seed: int) -> Path:
         """Return where a run is kept; whatever could change it is part of the name."""
         training = msgspec.structs.replace(self.job.training, seed=seed, n_episodes=1)
-        told = msgspec.json.encode([training, arm.command, arm.digest(stratum), self.greedy])
+        is_greedy = self.greedy and arm.follows_policy
+        told = msgspec.json.encode([training, arm.command, arm.digest(stratum), is_greedy])
         digest = hashlib.sha256(told).hexdigest()[:16]
         return self.directory / f"{arm.name.partition(':')[0]}-seed{seed}-{digest}.json"
 
