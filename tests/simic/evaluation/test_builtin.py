@@ -11,7 +11,7 @@ from esper.leyline.config import RunOptions
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.jobs import merge_job
 from esper.leyline.tasks import preset_named
-from esper.simic.evaluation.arms import parse_arms, run_arm
+from esper.simic.evaluation.arms import materialize_policy_digest, parse_arms, run_arm
 from esper.simic.evaluation.builtin import builtin_policies, checkpoint_at
 from esper.simic.training.resuming import load_run
 from esper.tolaria.stopping import StopFlag
@@ -62,6 +62,7 @@ def test_shipping_keeps_what_was_learned_and_drops_what_was_local(tmp_path: Path
     assert after.state == before.state
     assert before.controller is not None
     assert after.controller is not None
+    assert materialize_policy_digest(after) == materialize_policy_digest(before)
     network = after.controller["agent"]["network"]
     assert all(
         torch.equal(value, network[key])
@@ -78,3 +79,15 @@ def test_run_without_a_policy_is_not_shipped(
         ship_policy.main([str(last_checkpoint(run.run_dir)), "tiny", "--out", str(tmp_path)])
 
     assert "'wait' has no policy to ship" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["network", "obs_normalizer"])
+def test_policy_that_decides_otherwise_has_another_digest(part: str, tmp_path: Path) -> None:
+    loaded = load_run(last_checkpoint(tiny_run(tmp_path, n_episodes=1).run_dir))
+    before = materialize_policy_digest(loaded)
+    assert loaded.controller is not None
+    tensors = loaded.controller["agent"][part] if part == "network" else loaded.controller[part]
+
+    next(value for value in tensors.values() if isinstance(value, torch.Tensor)).add_(1)
+
+    assert materialize_policy_digest(loaded) != before

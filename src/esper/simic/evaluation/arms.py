@@ -28,7 +28,7 @@ from esper.simic.training.resuming import load_run
 from esper.simic.training.vectorized import Plan, build_work, plan_job
 from esper.tolaria.stopping import StopFlag
 
-__all__ = ["BASELINES", "STATIC", "Arm", "parse_arms", "run_arm"]
+__all__ = ["BASELINES", "STATIC", "Arm", "materialize_policy_digest", "parse_arms", "run_arm"]
 
 BASELINES: Final = ("wait", "random", "heuristic", "periodic")
 POLICY: Final = "ppo"
@@ -70,7 +70,20 @@ class Arm:
             return f"{self.name} of {self.copies.digest(stratum)}"
         if not self.policies:
             return self.name
-        return hashlib.sha256(self.policies[stratum].path.read_bytes()).hexdigest()
+        return materialize_policy_digest(self.policies[stratum])
+
+
+def materialize_policy_digest(policy: LoadedRun) -> str:
+    """Return a hash of all that a frozen policy decides by; where it is stored makes no change."""
+    assert policy.controller is not None, f"{policy.path} has a policy"
+    agent, normalizer = policy.controller["agent"], policy.controller["obs_normalizer"]
+    digest = hashlib.sha256(repr(agent["config"]["policy"]).encode())
+    for part in (agent["network"], normalizer):
+        for name, value in sorted(part.items()):
+            digest.update(name.encode())
+            is_tensor = isinstance(value, torch.Tensor)
+            digest.update(value.numpy().tobytes() if is_tensor else repr(value).encode())
+    return digest.hexdigest()
 
 
 def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
