@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tools.soak.traces import Trace, check_all, record_run
 
-STRIDE = 5
+STRIDE = 10
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from esper.leyline.telemetry import EventType
 from esper.nissa.journal import OPERATIONAL_FILE
 
 LANE_DEADLINE_S = 1.0
+FAILURE_CODES = (ExitCode.TELEMETRY_INCOMPLETE, ExitCode.FAILED, ExitCode.USAGE)
+"""A log or a checkpoint that cannot be written, or a directory that cannot be made at all."""
 DISK_DEEDS = (Deed.NO_SPACE, Deed.IO_ERROR)
 FULL_HANGS = 20
 
@@ -28,10 +30,7 @@ def fail_disk(folder: Path, moment: Moment, whole: Whole) -> None:
     ended = Child(train_flags(telemetry_dir), folder / "failed.txt", moment).wait()
     told = f"{moment}: exit code {ended.code}: {ended.output}"
     assert ended.seconds_after_deed is not None, told
-    # Before there is a run, a disk that cannot be written is a wrong --telemetry-dir.
-    is_too_early = "cannot make the run's directory" in ended.output
-    lost = (ExitCode.TELEMETRY_INCOMPLETE, ExitCode.FAILED)
-    assert ended.code in ((ExitCode.USAGE,) if is_too_early else lost), told
+    assert ended.code in FAILURE_CODES, told
     assert "Traceback" not in ended.output, told
     assert ended.output.count("\n") == 1, told
     run_dir = only_run(telemetry_dir) if telemetry_dir.exists() else None
