@@ -1,6 +1,7 @@
 """Merging, converting and checking a job."""
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -26,11 +27,20 @@ def test_every_task_is_a_valid_job_by_itself(name: str) -> None:
     assert set(job.training.slots) <= set(task.host.slot_ids)
 
 
+def assert_holds(config: object, setting: object) -> None:
+    """Check that a configuration has a setting; of a table, all that the table names."""
+    if not isinstance(setting, Mapping):
+        assert config == setting
+        return
+    for key, value in setting.items():
+        assert_holds(getattr(config, key), value)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_valid_job_by_itself(name: str) -> None:
     job = merged({"training": {"preset": name}})
     for key, value in PRESETS[name].settings.items():
-        assert getattr(job.training, key) == value
+        assert_holds(getattr(job.training, key), value)
 
 
 def test_later_layers_win_over_earlier_ones_and_over_preset_and_task() -> None:
