@@ -360,7 +360,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         _preset("fashion_mnist", "the default job on clothes"),
         Preset(
             name="digits_growth",
-            summary="digits, with settings under which a policy learns to grow; see docs/evidence.md",
+            summary="digits, with settings that let a policy learn to grow; see docs/evidence.md",
             settings={"task": "digits", **_GROWTH},
         ),
         _preset("fashion_growth", "the same on clothes; not tried yet", **_GROWTH),
