@@ -16,6 +16,7 @@ from tools.soak.results import (
     Results,
     figure_of,
     keep,
+    number_text,
     read_results,
     write_results,
 )
@@ -80,10 +81,10 @@ def run_row(name: str, *, is_quick: bool) -> Result:
 
 
 def _line(row: Row) -> str:
-    target = f"{'≥' if row.is_at_least else '≤'} {row.target:,.6g}"
+    target = f"{'≥' if row.is_at_least else '≤'} {number_text(row.target)}"
     verdict = "" if row.is_met else "  MISSED"
     note = f"  ({row.note})" if row.note else ""
-    return f"{row.name:<52}{row.measured:>12,.6g}  {target:>14}  {row.unit}{verdict}{note}"
+    return f"{row.name:<52}{number_text(row.measured):>12}  {target:>14}  {row.unit}{verdict}{note}"
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ def document_of(results: Results) -> str:
 
 def _told(result: Result) -> str:
     rows = "\n".join(
-        f"| {figure.name} | {_number(figure.measured)} {figure.unit} "
-        f"| {'≥' if figure.is_at_least else '≤'} {_number(figure.target)} "
+        f"| {figure.name} | {number_text(figure.measured)} {figure.unit} "
+        f"| {'≥' if figure.is_at_least else '≤'} {number_text(figure.target)} "
         f"| {'yes' if figure.is_met else '**no**'} | {figure.note} |"
         for figure in result.figures
     )
@@ -128,5 +128,6 @@ def _told(result: Result) -> str:
     )
 
 
-def _number(value: float) -> str:
-    return f"{value:,.6g}"
+def number_text(value: float) -> str:
+    """Return a figure as people write it: counts in full, measurements to a few digits."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
