@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup run test check schema docs bench soak clean
+.PHONY: setup run test check schema docs bench soak evidence clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,9 @@ bench: setup  ## Figures beside their targets.
 
 soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes hours.
 	$(BIN)/python -m tools.soak
+
+evidence: setup  ## Train policies and compare them with every baseline; hours. docs/evidence.md
+	$(BIN)/python -m tools.evidence
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

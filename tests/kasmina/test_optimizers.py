@@ -1,6 +1,8 @@
 """Optimizers follow their seeds, and nobody else's moments notice."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +22,13 @@ from tests.kasmina.seeds import CAUSE
 from torch import nn
 
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.optimizers import SeedOptimizers
+from esper.kasmina.optimizers import (
+    SeedOptimizers,
+    build_sgd,
+    clip_gradients,
+    forget_gradients,
+    gradients_of,
+)
 from esper.kasmina.seed import Ramp
 from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.errors import ContractError
@@ -233,3 +241,47 @@ def test_stored_moments_of_other_seeds_are_refused() -> None:
 
     with pytest.raises(ContractError, match=r"stored for \['r0c1'\], the model has seeds in \[\]"):
         SeedOptimizers(lr=0.01).load_state(grown(), seeds.state())
+
+
+def gradients_of_shapes(scale: float) -> list[torch.Tensor]:
+    source = torch.Generator().manual_seed(3)
+    shapes = ((8, 3, 3, 3), (8,), (10, 32), (1,), (33, 17))
+    return [scale * torch.randn(shape, generator=source) for shape in shapes]
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_clipping_equals_torch_bit_for_bit(scale: float) -> None:
+    parameters = [nn.Parameter(torch.zeros_like(item)) for item in gradients_of_shapes(scale)]
+    for parameter, gradient in zip(parameters, gradients_of_shapes(scale), strict=True):
+        parameter.grad = gradient
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    clipped = gradients_of_shapes(scale)
+    clip_gradients(clipped, 1.0)
+    for parameter, gradient in zip(parameters, clipped, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
+
+
+def test_gradients_are_forgotten() -> None:
+    parameter, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    optimizer = build_sgd([parameter, other], lr=0.1, momentum=0.9)
+    parameter.grad = torch.ones(3)
+    assert gradients_of(optimizer) == [parameter.grad]
+    forget_gradients(optimizer)
+    assert parameter.grad is None
+    assert gradients_of(optimizer) == []
+
+
+def test_sgd_moves_as_the_plain_one_does() -> None:
+    def moved(optimizer_of: Callable[[list[nn.Parameter]], torch.optim.SGD]) -> list[torch.Tensor]:
+        parameters = [nn.Parameter(item) for item in gradients_of_shapes(1.0)]
+        optimizer = optimizer_of(parameters)
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = parameter.detach().sin()
+            optimizer.step()
+        return [parameter.detach() for parameter in parameters]
+
+    plain = moved(partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4, foreach=False))
+    ours = moved(partial(build_sgd, lr=0.1, momentum=0.9, weight_decay=5e-4))
+    assert all(map(torch.equal, ours, plain))

@@ -63,7 +63,8 @@ def test_no_module_of_training_imports_the_entry_point() -> None:
         if f"{name}.".startswith(f"{vectorized.__name__}.") and module.package == "simic"
     ]
     # The package's own front door loads it on first use; evaluation stands above training.
-    assert set(importers) <= {"esper.simic", "esper.simic.evaluation.evaluate"}
+    others = {name for name in importers if not name.startswith("esper.simic.evaluation.")}
+    assert others <= {"esper.simic"}
 
 
 def test_training_package_itself_imports_nothing() -> None:

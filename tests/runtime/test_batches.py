@@ -314,6 +314,28 @@ def test_preload_can_be_cancelled_between_its_pieces(monkeypatch: pytest.MonkeyP
     assert transfer.moved == [(torch.uint8, 3)] * 2
 
 
+@pytest.mark.parametrize("part", [Part.VAL, Part.TEST])
+def test_pass_that_never_changes_is_cut_once(part: Part) -> None:
+    iterator = SharedBatchIterator(image_set(), n_envs=2, batch_size_per_env=5, seed=1, part=part)
+    first, again = walk(iterator), walk(iterator, round=1, step=3)
+    assert [shares[1].inputs.data_ptr() for shares in first] == [
+        shares[1].inputs.data_ptr() for shares in again
+    ]
+
+
+def test_pass_too_large_to_be_kept_is_cut_anew_to_the_same_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = SharedBatchIterator(image_set(), n_envs=2, batch_size_per_env=5, seed=1, part=Part.VAL)
+    monkeypatch.setattr(batches_module, "MAX_KEPT_BYTES", 12 * 3 * 8 * 8 * 4 - 1)
+    cut = SharedBatchIterator(image_set(), n_envs=2, batch_size_per_env=5, seed=1, part=Part.VAL)
+    passes = (walk(kept), walk(cut), walk(cut))
+    inputs = [torch.cat([shares[0].inputs for shares in passed]) for passed in passes]
+    assert torch.equal(inputs[0], inputs[1])
+    assert torch.equal(inputs[1], inputs[2])
+    assert passes[1][0][0].inputs.data_ptr() != passes[2][0][0].inputs.data_ptr()
+
+
 def test_walking_leaves_the_global_generators_alone() -> None:
     states = torch.get_rng_state(), random.getstate()
 

@@ -1,8 +1,26 @@
 """The bench finds its rows and says what is wrong with a call."""
 
+import io
+import json
+import math
+import statistics
+from pathlib import Path
+
 import pytest
 from tools.bench.__main__ import main
+from tools.bench.bare_loop import BareLoop
+from tools.bench.bare_loop import main as run_bare_loop
+from tools.bench.results import (
+    BEGIN,
+    DOCUMENT,
+    END,
+    latest_results,
+    refresh_document,
+    rendered,
+    write_results,
+)
 from tools.bench.rows import ROWS, Row, load_all_benches
+from tools.bench.workloads import Workload, run_workload
 
 
 def test_rows_of_the_bus_are_found() -> None:
@@ -24,3 +42,57 @@ def test_target_is_an_upper_bound_unless_said_otherwise(
 ) -> None:
     row = Row(name="r", measured=measured, target=1, unit="s", is_at_least=is_at_least)
     assert row.is_met is is_met
+
+
+def test_rows_of_training_are_found() -> None:
+    load_all_benches()
+    assert {f"T{number}" for number in range(1, 11)} | {"loop lag"} <= set(ROWS)
+
+
+def test_figure_without_a_target_is_never_missed() -> None:
+    row = Row(name="r", measured=2, unit="s")
+    assert row.is_met
+    assert row.bound == ""
+
+
+def test_figures_are_kept_and_reach_the_document(tmp_path: Path) -> None:
+    rows = [
+        Row(name="met", measured=0.5, target=1.0, unit="ratio", note="on two"),
+        Row(name="short of it", measured=0.5, target=1.0, unit="ratio", is_at_least=True),
+        Row(name="impossible here", measured=math.nan, target=1.0, unit="ratio"),
+        Row(name="growing", measured=3.0, unit="ms"),
+    ]
+    path = write_results(rows, is_quick=True, directory=tmp_path / "results")
+    stored = json.loads(path.read_text())
+    assert [row["is_met"] for row in stored["rows"]] == [True, False, False, True]
+    document = tmp_path / "performance.md"
+    document.write_text(f"before\n{BEGIN}old\n{END}after\n")
+    refresh_document(document, tmp_path / "results")
+    text = document.read_text()
+    assert text.startswith(f"before\n{BEGIN}Measured on {stored['date']}")
+    assert text.endswith(f"{END}after\n")
+    assert "| met | 0.5 | ≤ 1 | ratio |  | on two |" in text
+    assert "| short of it | 0.5 | ≥ 1 | ratio | missed |  |" in text
+    assert "| impossible here | not measured | ≤ 1 | ratio | missed |  |" in text
+    assert "| growing | 3 | ms |  |" in text
+
+
+def test_document_shows_the_newest_figures() -> None:
+    assert rendered(latest_results()) in DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_bare_loop_trains_as_a_run_in_which_nothing_grows() -> None:
+    workload = Workload(name="digits", task="digits", num_envs=2, num_steps=2)
+    result = run_workload(workload, command="wait", lanes=1)
+    losses = [record.final_loss for record in result.history[0].episodes]
+    assert BareLoop(workload).run() == pytest.approx(statistics.fmean(losses), rel=1e-4)
+
+
+def test_bare_loop_answers_each_line_with_its_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
+    assert run_bare_loop(["digits", "--envs", "0", "--steps", "1"]) == 0
+    ready, seconds = capsys.readouterr().out.split()
+    assert ready == "ready"
+    assert float(seconds) > 0

@@ -17,16 +17,25 @@ class Row:
 
     name: str
     measured: float
-    target: float
     unit: str
+    target: float | None = None
+    """None for a figure that only shows how something grows."""
     is_at_least: bool = False
     """The target is a lower bound."""
     note: str = ""
     """What the figure was taken on, where that matters."""
 
     @property
+    def bound(self) -> str:
+        """Return the target as it is printed."""
+        sign = "≥" if self.is_at_least else "≤"
+        return "" if self.target is None else f"{sign} {self.target:,.6g}"
+
+    @property
     def is_met(self) -> bool:
-        """Tell whether the target is reached."""
+        """Tell whether the target is reached, if there is one."""
+        if self.target is None:
+            return True
         if self.is_at_least:
             return self.measured >= self.target
         return self.measured <= self.target

@@ -42,6 +42,8 @@ class MorphogeneticModel(nn.Module):
         self.slot_config = SlotConfig.from_specs(
             self._route.injection_specs(), self._route.execution_order(), slot_ids
         )
+        self.num_host_params = sum(parameter.numel() for parameter in host.parameters())
+        """The host never grows, seeds do."""
         channels = self.slot_config.channels_by_id()
         self.slots = nn.ModuleDict(
             {
@@ -104,7 +106,9 @@ class MorphogeneticModel(nn.Module):
         return PrefixWalk(self._route, blended, ablations).run(x)
 
     def _slots_in_execution_order(self) -> Iterator[SeedSlot]:
-        return (self.slot(slot_id) for slot_id in self.slot_config.execution_order)
+        # Looked up once: a module's attributes are slow to come by, and this runs for every batch.
+        slots = self.slots
+        return (cast(SeedSlot, slots[slot_id]) for slot_id in self.slot_config.execution_order)
 
     # --- Operations --------------------------------------------------------------------------
 
@@ -147,11 +151,6 @@ class MorphogeneticModel(nn.Module):
     def host_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the host's parameters, a shared one once."""
         return self.host.parameters()
-
-    @property
-    def num_host_params(self) -> int:
-        """Count the host's parameters."""
-        return sum(parameter.numel() for parameter in self.host_parameters())
 
     @property
     def num_seed_params(self) -> int:

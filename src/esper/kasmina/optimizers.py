@@ -1,16 +1,49 @@
 """Optimizers that come, stay and go with their seeds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import ContractError
 
-__all__ = ["SeedOptimizers"]
+__all__ = ["SeedOptimizers", "build_sgd", "clip_gradients", "forget_gradients", "gradients_of"]
+
+
+def build_sgd(
+    parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float = 0.0
+) -> torch.optim.SGD:
+    """Return an SGD that moves all parameters by a few calls."""
+    # `fused` would be faster still, but rounds differently from one tensor size to another.
+    return torch.optim.SGD(
+        parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=True
+    )
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the gradients that a step would follow."""
+    return [
+        parameter.grad
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+
+
+def forget_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Drop all gradients; `zero_grad` does the same for ten times the price."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
+    """Scale gradients of one device down to a joint norm, bit for bit as `clip_grad_norm_` does."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +66,7 @@ class SeedOptimizers:
             if optimizer is not None and _owns_exactly(optimizer, parameters):
                 kept[slot.slot_id] = optimizer
             elif parameters:
-                kept[slot.slot_id] = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
+                kept[slot.slot_id] = build_sgd(parameters, lr=self.lr, momentum=self.momentum)
         self._by_slot = kept
 
     def __len__(self) -> int:
@@ -49,7 +82,7 @@ class SeedOptimizers:
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for optimizer in self:
-            optimizer.zero_grad(set_to_none=True)
+            forget_gradients(optimizer)
 
     def step(self) -> None:
         """Move all seeds; parameters without a gradient stay where they are."""

@@ -272,6 +272,8 @@ def _run_checks(run: RunOptions) -> Iterator[_Check]:
     for name in ("checkpoint_every", "fsync_interval_ms"):
         value = getattr(run, name)
         yield f"run.{name}", value, value >= 1, "must be at least 1"
+    constraint = "torch traces are not written yet; run.profiler.phases tells where time goes"
+    yield "run.profiler.torch", run.profiler.torch, not run.profiler.torch, constraint
     if run.serve is not None:
         host, _, port = run.serve.rpartition(":")
         is_valid = bool(host) and port.isdigit() and int(port) <= 65535

@@ -235,6 +235,13 @@ _FASHION: Final = TaskSpec(
     **_IMAGE_LOSSES,
 )
 
+_FASHION_GROWTH: Final = msgspec.structs.replace(
+    _FASHION,
+    name="fashion_growth",
+    summary="Fashion-MNIST, 2,560 images a step: growth that a laptop can follow",
+    max_train_batches=20,
+)
+
 _CIFAR: Final = (
     _cifar("cifar_baseline", "3 blocks, 8 to 32 channels", _cifar_host(8), _row(0, 3)),
     _cifar("cifar_scale", "5 blocks, 8 to 128 channels", _cifar_host(8, 5), _row(0, 5)),
@@ -317,7 +324,7 @@ _LANGUAGE_MODELS: Final = (
 )
 
 TASKS: Final[Mapping[str, TaskSpec]] = {
-    task.name: task for task in (_DIGITS, _FASHION, *_CIFAR, *_LANGUAGE_MODELS)
+    task.name: task for task in (_DIGITS, _FASHION, _FASHION_GROWTH, *_CIFAR, *_LANGUAGE_MODELS)
 }
 """The tasks that ship with Esper."""
 
@@ -326,6 +333,24 @@ def _preset(name: str, summary: str, /, **settings: object) -> Preset:
     return Preset(name=name, summary=summary, settings={"task": name, **settings})
 
 
+_GROWTH: Final[Settings] = {
+    "n_envs": 8,
+    "max_epochs": 40,
+    "n_episodes": 48,
+    "lr": 2e-3,
+    "target_kl": 0.03,
+    "entropy_coef_start": 0.05,
+    "entropy_coef_end": 0.01,
+    "entropy_anneal_episodes": 320,
+    # Seeds advance by themselves and are safe until they take part, so that the policy's decisions
+    # are what to plant, where, and what to keep; an episode has time for two seeds in a row.
+    "lifecycle": {
+        "auto_forward": (1, 2, 3),
+        "min_training_steps": 5,
+        "min_prune_age_steps": 10,
+    },
+}
+
 _EXPLORING: Final[Settings] = {"entropy_coef": 0.1, "plateau_threshold": 0.4}
 
 PRESETS: Final[Mapping[str, Preset]] = {
@@ -333,6 +358,12 @@ PRESETS: Final[Mapping[str, Preset]] = {
     for preset in (
         _preset("digits", "the default job"),
         _preset("fashion_mnist", "the default job on clothes"),
+        Preset(
+            name="digits_growth",
+            summary="digits, with settings that let a policy learn to grow; see docs/evidence.md",
+            settings={"task": "digits", **_GROWTH},
+        ),
+        _preset("fashion_growth", "the same on clothes; not tried yet", **_GROWTH),
         _preset("cifar_baseline", "CIFAR-10 with broad exploration", **_EXPLORING),
         _preset("cifar_impaired", "a crippled host with broad exploration", **_EXPLORING),
         _preset("cifar_minimal", "the smallest host with broad exploration", **_EXPLORING),

@@ -20,6 +20,8 @@ __all__ = ["Batch", "SharedBatchIterator", "Transfer", "batch_size_for", "is_aug
 MIN_TRAIN_BATCHES: Final = 8
 """A pass has at least so many batches unless a batch size was asked for."""
 PRELOAD_CHUNK_BYTES: Final = 16 << 20
+MAX_KEPT_BYTES: Final = 64 << 20
+"""Passes that are the same every time are cut and scaled once, up to this size."""
 
 Transfer: TypeAlias = Callable[[Tensor, torch.device], Tensor]
 """Brings a tensor to a device; on CUDA a fence does it, pinned and without waiting."""
@@ -112,6 +114,8 @@ class SharedBatchIterator:
                 device: _preloaded(self._split, device, transfer, check_cancelled)
                 for device in distinct
             }
+        is_kept = not self._is_training and self._num_pass_bytes() <= MAX_KEPT_BYTES
+        self._kept = tuple(self._walk(0, 0)) if is_kept else None
 
     def __len__(self) -> int:
         """Count the batches of a pass."""
@@ -125,7 +129,10 @@ class SharedBatchIterator:
         return len(self._split)
 
     def batches(self, *, round: int, step: int) -> Iterator[list[Batch]]:
-        """Walk one pass: for each batch, the share of every env in turn."""
+        """Walk one pass: for each batch, the share of every env in turn; nobody changes them."""
+        return self._walk(round, step) if self._kept is None else iter(self._kept)
+
+    def _walk(self, round: int, step: int) -> Iterator[list[Batch]]:
         orders = self._orders(round, step)
         generators = self._augmentation_generators(round, step)
         num_taken = self._batch_size * self._num_shares
@@ -134,6 +141,12 @@ class SharedBatchIterator:
                 yield self._shares(orders, start, generators)
             else:
                 yield self._copies(orders, start, generators)
+
+    def _num_pass_bytes(self) -> int:
+        inputs = self._split.inputs
+        is_scaled = any(scale is not None for scale in self._scales.values())
+        value_bytes = torch.float.itemsize if is_scaled else torch.long.itemsize
+        return inputs.numel() * max(value_bytes, inputs.element_size())
 
     @property
     def _num_shares(self) -> int:

@@ -154,8 +154,6 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     ),
     "profiling": (
         _switch("--phase-profiler", "run.profiler.phases", "tell where each step's time goes"),
-        _switch("--torch-profiler", "run.profiler.torch", "write torch profiler traces"),
-        _flag("--torch-profiler-dir", "run.profiler.torch_dir", "where traces are written"),
     ),
 }
 """Every flag that sets a key, in groups of the help."""

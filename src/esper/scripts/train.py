@@ -15,6 +15,7 @@ from esper.leyline.tasks import PRESETS
 from esper.scripts.cli import add_version, run_command
 from esper.scripts.job_flags import add_job_flags, layers_from
 from esper.scripts.summary import summary_of
+from esper.scripts.train_compare import add_compare_flags, run_compare
 from esper.scripts.train_eval import add_eval_flags, run_eval
 
 __all__ = ["main"]
@@ -50,6 +51,14 @@ def _build_parser() -> ArgumentParser:
     evaluate = commands.add_parser("eval", help="measure a checkpoint's policy on fresh hosts")
     add_eval_flags(evaluate)
     evaluate.set_defaults(command=run_eval)
+    compare = commands.add_parser(
+        "compare",
+        help="put controllers side by side on the test split",
+        description="Put controllers side by side on the test split.",
+        usage="%(prog)s [options]",
+    )
+    add_compare_flags(compare)
+    compare.set_defaults(command=run_compare)
     commands.add_parser("tasks", help="list the tasks").set_defaults(command=_list_tasks)
     commands.add_parser("presets", help="list the presets").set_defaults(command=_list_presets)
     config = commands.add_parser("config", help="look at configurations")

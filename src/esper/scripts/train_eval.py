@@ -16,7 +16,10 @@ __all__ = ["add_eval_flags", "run_eval"]
 def add_eval_flags(parser: ArgumentParser) -> None:
     """Add the flags of `eval`."""
     parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoint"
+        "--checkpoint",
+        required=True,
+        metavar="FILE",
+        help="a run's checkpoint, or builtin:NAME for a policy that ships with Esper",
     )
     parser.add_argument(
         "--seeds",
@@ -44,10 +47,12 @@ def add_eval_flags(parser: ArgumentParser) -> None:
 
 def run_eval(arguments: Namespace) -> int:
     """Evaluate a checkpoint's controller on fresh envs and the test split."""
-    from esper.simic.evaluation.evaluate import evaluate_policy  # imports torch
+    # Both import torch.
+    from esper.simic.evaluation.builtin import checkpoint_at
+    from esper.simic.evaluation.evaluate import evaluate_policy
 
     report = evaluate_policy(
-        arguments.checkpoint,
+        checkpoint_at(arguments.checkpoint),
         seeds=arguments.seeds,
         greedy=arguments.greedy,
         lanes=arguments.lanes,

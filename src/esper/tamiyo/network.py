@@ -6,6 +6,7 @@ Shapes: N envs, T steps, D observation, S slots, F features, H hidden, K heads, 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -164,6 +165,14 @@ class PolicyNetwork(nn.Module):
             else:
                 nn.init.zeros_(parameter)
                 nn.init.ones_(parameter[hidden : 2 * hidden])  # forget gate: remember at first
+
+    @cached_property
+    def parameter_groups(self) -> tuple[tuple[nn.Parameter, ...], ...]:
+        """Return the parameters of each head, of V, of Q, and the rest."""
+        parts = (*self.heads.values(), self.value, self.q)
+        groups = [tuple(part.parameters()) for part in parts]
+        grouped = {parameter for group in groups for parameter in group}
+        return (*groups, tuple(item for item in self.parameters() if item not in grouped))
 
     def initial_state(self, num_envs: int) -> LstmState:
         """Return the state of envs that have seen nothing."""

@@ -33,10 +33,13 @@ def check_vital_signs(
     Returns:
         What to remember, and a panic if the env has to be rolled back.
     """
-    threshold = _divergence_threshold(signs.losses, config)
+    is_lobotomy = _is_lobotomy(signs.losses, loss, random_guess_loss, config)
+    # No threshold lies below the absolute one, so that a usual loss needs none.
+    is_usual = math.isfinite(loss) and loss <= config.absolute_threshold and not is_lobotomy
+    threshold = None if is_usual else _divergence_threshold(signs.losses, config)
     if not math.isfinite(loss):
         return signs, _panic(PanicReason.NAN, loss, threshold, signs)
-    if _is_lobotomy(signs.losses, loss, random_guess_loss, config):
+    if is_lobotomy:
         return signs, _panic(PanicReason.LOBOTOMY, loss, threshold, signs)
     if threshold is None or loss <= threshold:
         kept = (*signs.losses, loss)[-config.history_window :]
@@ -66,9 +69,8 @@ def _is_lobotomy(
 ) -> bool:
     if len(losses) < config.min_samples:
         return False
-    knew_something = statistics.fmean(losses) < config.lobotomy_prior * random_guess_loss
     guesses_now = abs(loss - random_guess_loss) < config.lobotomy_tolerance * random_guess_loss
-    return knew_something and guesses_now
+    return guesses_now and statistics.fmean(losses) < config.lobotomy_prior * random_guess_loss
 
 
 def _panic(reason: PanicReason, loss: float, threshold: float | None, signs: VitalSigns) -> Panic:

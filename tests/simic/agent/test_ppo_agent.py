@@ -186,3 +186,15 @@ def test_only_the_critics_decay() -> None:
     assert sum(len(group["params"]) for group in agent.optimizer.param_groups) == len(
         list(agent.network.parameters())
     )
+
+
+def test_agent_fitted_to_another_rollout_knows_what_it_knew() -> None:
+    agent = small_agent()
+    num_steps = agent.config.num_steps
+
+    agent.fit_rollout(num_envs=NUM_ENVS + 3, num_steps=2)
+
+    assert len(agent.initial_state().h) == NUM_ENVS + 3
+    assert (agent.buffer.num_envs, agent.buffer.num_steps) == (NUM_ENVS + 3, 2)
+    agent.fit_rollout(num_envs=NUM_ENVS, num_steps=num_steps)
+    assert_bit_equal(agent, small_agent())

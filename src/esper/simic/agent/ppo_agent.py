@@ -65,13 +65,7 @@ class PPOAgent:
     def __post_init__(self) -> None:
         self.network.to(self.device)
         self.optimizer = _build_optimizer(self.network, self.config)
-        self.buffer = RolloutBuffer(
-            num_envs=self.config.num_envs,
-            num_steps=self.config.num_steps,
-            obs_dim=self.config.policy.obs_dim,
-            num_slots=self.config.policy.num_slots,
-            device=self.device,
-        )
+        self.buffer = _build_buffer(self.config, self.device)
         self.value_normalizer = ValueNormalizer(self.device)
 
     @classmethod
@@ -85,6 +79,11 @@ class PPOAgent:
         """Return a new agent whose initial weights come from this generator."""
         network = PolicyNetwork(config.policy, generator)
         return cls(config=config, network=network, device=torch.device(device))
+
+    def fit_rollout(self, *, num_envs: int, num_steps: int) -> None:
+        """Make room for rounds of another shape than it has learned from; what it knows stays."""
+        self.config = msgspec.structs.replace(self.config, num_envs=num_envs, num_steps=num_steps)
+        self.buffer = _build_buffer(self.config, self.device)
 
     def initial_state(self) -> LstmState:
         """Return the memory of envs that have seen nothing."""
@@ -277,6 +276,16 @@ class PPOAgent:
             kl_divergence=trace.kl_divergence,
             nonfinite=tuple(dict.fromkeys(trace.nonfinite)),
         )
+
+
+def _build_buffer(config: PPOConfig, device: torch.device) -> RolloutBuffer:
+    return RolloutBuffer(
+        num_envs=config.num_envs,
+        num_steps=config.num_steps,
+        obs_dim=config.policy.obs_dim,
+        num_slots=config.policy.num_slots,
+        device=device,
+    )
 
 
 def _build_optimizer(network: PolicyNetwork, config: PPOConfig) -> AdamW:

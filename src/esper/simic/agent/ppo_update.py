@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
@@ -343,19 +343,11 @@ def _mean_over_steps(values: Tensor, mask: Tensor) -> Tensor:
 # --- Gradients and figures ------------------------------------------------------------------------
 
 
-def _gradient_groups(network: PolicyNetwork) -> list[list[nn.Parameter]]:
-    """Return the parameters of each head, of V, of Q, and the rest."""
-    groups = [list(head.parameters()) for head in network.heads.values()]
-    groups += [list(network.value.parameters()), list(network.q.parameters())]
-    grouped = {parameter for group in groups for parameter in group}
-    return [*groups, [item for item in network.parameters() if item not in grouped]]
-
-
 def _gradient_norms(network: PolicyNetwork) -> Tensor:
     return torch.stack(
         [
             get_total_norm([item.grad for item in group if item.grad is not None])
-            for group in _gradient_groups(network)
+            for group in network.parameter_groups
         ]
     )
 

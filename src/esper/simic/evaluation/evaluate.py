@@ -10,49 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
 import msgspec
 
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
-from esper.leyline.messages import EnvTestResult, StepEvidence
-from esper.leyline.reports import EpisodeRecord, EpisodeStatus
-from esper.leyline.tasks import TaskKind
-from esper.simic.training.grown import GrownHeader, save_grown
+from esper.leyline.reports import EpisodeStatus
+from esper.simic.evaluation.growing import GrownNetwork, GrownRound, grow
+from esper.simic.training.grown import save_grown
 from esper.simic.training.keeper import LoadedRun
 from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import one_thread_per_worker, warm_up_math
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.resuming import load_run
-from esper.simic.training.run_state import best_env_of
-from esper.simic.training.vectorized import (
-    Plan,
-    build_control,
-    build_engine,
-    grown_header,
-    plan_job,
-)
-from esper.simic.training.vectorized_trainer import ControlThread
-from esper.tolaria.engine import Engine
-from esper.tolaria.lanes import Lane
+from esper.simic.training.vectorized import plan_job
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["evaluate_controller", "evaluate_policy"]
-
-ROUND_INDEX: Final = 0
-"""Every seed is a run of its own, of one round."""
-CLOSE_TIMEOUT_S: Final = 5.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Grown:
-    """The network that validation likes best, and what it is ranked by."""
-
-    score: float
-    state: dict[str, Any]
-    header: GrownHeader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +36,7 @@ class _Round:
 
     scores: tuple[EnvScore, ...]
     num_test_samples: int
-    best: _Grown | None
+    best: GrownNetwork | None
 
 
 def evaluate_policy(
@@ -166,55 +141,17 @@ def _run_seed(
     plan = plan_job(msgspec.structs.replace(job, training=training), command, loaded, stop)
     if isinstance(plan.controller, PolicyController):
         plan.controller.is_greedy = greedy
-    return run_on_a_loop(partial(_grow, plan), stop)
-
-
-async def _grow(plan: Plan) -> _Round:
-    lane = Lane("control")
-    engine = build_engine(plan)
-    control = ControlThread(build_control(plan), lane)
-    last_step = plan.job.training.max_epochs - 1
-    episodes: dict[int, EpisodeRecord] = {}
-    try:
-        await control.begin_round(ROUND_INDEX)
-        await engine.build_round(ROUND_INDEX)
-        for step in range(last_step + 1):
-            await engine.train_pass(step)
-            evidence = await engine.validate_pass(step)
-            if step == last_step:
-                # Networks are measured as validation saw them, before the last decision.
-                tested = await engine.test_pass(step)
-                best = await _best_of(plan, engine, evidence)
-            decision = await control.decide(evidence)
-            outcome = await engine.apply(decision)
-            record = await control.record(evidence, decision, outcome)
-            episodes |= {episode.env_id: episode for episode in record.ended}
-    finally:
-        await engine.close()
-        lane.close(CLOSE_TIMEOUT_S)
+    grown = run_on_a_loop(partial(grow, plan), stop)
     return _Round(
-        scores=_scores(plan.job.training.seed, evidence, tested, episodes),
+        scores=_scores(seed, grown),
         num_test_samples=len(plan.dataset.test),
-        best=best,
+        best=grown.best,
     )
 
 
-async def _best_of(plan: Plan, engine: Engine, evidence: StepEvidence) -> _Grown | None:
-    best = best_env_of(evidence, by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL)
-    state = None if best is None else await engine.snapshot(best.env_id)
-    if best is None or state is None:
-        return None
-    return _Grown(score=best.score, state=state, header=grown_header(plan))
-
-
-def _scores(
-    seed: int,
-    evidence: StepEvidence,
-    tested: Sequence[EnvTestResult | None],
-    episodes: dict[int, EpisodeRecord],
-) -> tuple[EnvScore, ...]:
+def _scores(seed: int, grown: GrownRound) -> tuple[EnvScore, ...]:
     scores = []
-    for env_id, (seen, test) in enumerate(zip(evidence.envs, tested, strict=True)):
+    for env_id, (seen, test) in enumerate(zip(grown.steps[-1].envs, grown.tested[-1], strict=True)):
         scores.append(
             EnvScore(
                 seed=seed,
@@ -222,13 +159,13 @@ def _scores(
                 test_accuracy_pct=None if test is None else test.accuracy_pct,
                 test_loss=None if test is None else test.loss,
                 num_params_added=0 if seen is None else seen.total_params - seen.host_params,
-                episode=episodes[env_id],
+                episode=grown.episodes[env_id],
             )
         )
     return tuple(scores)
 
 
-def _save_best(found: Sequence[_Grown], path: Path) -> None:
+def _save_best(found: Sequence[GrownNetwork], path: Path) -> None:
     if found:
         best = max(found, key=lambda item: item.score)
         save_grown(best.state, best.header, path)

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.optimizers import clip_gradients, forget_gradients, gradients_of
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import Stage
@@ -68,7 +69,7 @@ def process_train_batch(
     with env.fence.entered(is_training=True):
         env.fence.await_transfers()
         env.fence.keep(batch.inputs, batch.targets)
-        env.host_optimizer.zero_grad(set_to_none=True)
+        forget_gradients(env.host_optimizer)
         env.seed_optimizers.zero_grad()
         with rules.autocast():
             logits = env.model(batch.inputs)
@@ -87,17 +88,17 @@ def _backward(env: ParallelEnvState, loss: Tensor) -> None:
     env.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     # Norms and clipping mean real gradients, so they are unscaled first.
     for optimizer in (env.host_optimizer, *env.seed_optimizers):
-        if _has_gradients(optimizer):
+        if gradients_of(optimizer):
             env.scaler.unscale_(optimizer)
 
 
 def _clip_and_step(env: ParallelEnvState, max_grad_norm: float | None) -> None:
     for optimizer in (env.host_optimizer, *env.seed_optimizers):
-        if not _has_gradients(optimizer):
+        gradients = gradients_of(optimizer)
+        if not gradients:
             continue
         if max_grad_norm is not None:
-            parameters = optimizer.param_groups[0]["params"]
-            nn.utils.clip_grad_norm_(parameters, max_grad_norm, foreach=True)
+            clip_gradients(gradients, max_grad_norm)
         if env.scaler is None:
             optimizer.step()
         else:
@@ -106,10 +107,6 @@ def _clip_and_step(env: ParallelEnvState, max_grad_norm: float | None) -> None:
             env.scaler.step(optimizer)
     if env.scaler is not None:
         env.scaler.update()
-
-
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(parameter.grad is not None for parameter in optimizer.param_groups[0]["params"])
 
 
 # A handful of norms is not worth a graph, and would break the host's.

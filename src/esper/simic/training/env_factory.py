@@ -10,7 +10,7 @@ from torch import nn
 
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.optimizers import SeedOptimizers
+from esper.kasmina.optimizers import SeedOptimizers, build_sgd
 from esper.leyline.config import TrainingConfig
 from esper.leyline.payloads import Payload
 from esper.leyline.streams import StreamPurpose, stream_seed
@@ -61,7 +61,7 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
         device=fence.device,
         fence=fence,
         model=model,
-        host_optimizer=torch.optim.SGD(
+        host_optimizer=build_sgd(
             model.host_parameters(),
             lr=config.host_lr or task.host_lr,
             momentum=task.momentum,

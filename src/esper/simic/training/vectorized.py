@@ -107,6 +107,7 @@ __all__ = [
     "TrainingResult",
     "build_control",
     "build_engine",
+    "build_work",
     "grown_header",
     "plan_job",
     "run_job",
@@ -483,19 +484,22 @@ async def _run_trainer(
         lane.close(CLOSE_TIMEOUT_S)
 
 
-def build_engine(plan: Plan) -> LaneEngine[ParallelEnvState, Batch]:
-    """Start the lanes that a plan's envs live on."""
+def build_engine(
+    plan: Plan, work: TrainingWork | None = None
+) -> LaneEngine[ParallelEnvState, Batch]:
+    """Start the lanes that a plan's envs live on; without other work, they do the plan's own."""
     config = plan.job.training
     return LaneEngine(
         num_envs=config.n_envs,
         num_lanes=num_lanes_for(plan.job.run.lanes, config.n_envs),
-        work=_build_work(plan),
+        work=build_work(plan) if work is None else work,
         batches=partial(_train_pass, plan.train_batches),
         stop=plan.stop,
     )
 
 
-def _build_work(plan: Plan) -> TrainingWork:
+def build_work(plan: Plan) -> TrainingWork:
+    """Build what is done to a plan's envs."""
     config = plan.job.training
     context = EnvFactoryContext(
         config=config,
@@ -633,7 +637,7 @@ def started_event(plan: Plan) -> TrainingStarted:
     """Return what a run says of itself when it begins."""
     config, run = plan.job.training, plan.job.run
     learner = plan.controller if isinstance(plan.controller, PolicyController) else None
-    context = _build_work(plan).context
+    context = build_work(plan).context
     dtype = _amp_dtype(plan)
     return TrainingStarted(
         esper_version=__version__,

@@ -1,0 +1,139 @@
+"""What a comparison measures and reports: arms, their runs, and how sure the differences are."""
+
+import msgspec
+
+from esper.leyline.actions import Blueprint, Style
+from esper.leyline.alpha import AlphaAlgorithm
+
+__all__ = [
+    "ArmRun",
+    "ArmSummary",
+    "ComparisonReport",
+    "Contrast",
+    "EpisodeMeasure",
+    "Estimate",
+    "Sprout",
+]
+
+
+class Sprout(msgspec.Struct, frozen=True, kw_only=True):
+    """A seed as a part of a topology: what it is, where, and how it is mixed in."""
+
+    slot_id: str
+    blueprint: Blueprint
+    algorithm: AlphaAlgorithm
+    alpha: float
+
+    @property
+    def style(self) -> Style:
+        """Return a style that mixes in this way."""
+        return next(style for style in Style if style.algorithm is self.algorithm)
+
+
+class EpisodeMeasure(msgspec.Struct, frozen=True, kw_only=True):
+    """One env's life; accuracies are of the test split, which no decision has seen."""
+
+    env_id: int
+    curve_pct: tuple[float, ...]
+    """Accuracy after each step."""
+    final_pct: float
+    best_pct: float
+    """At the step that the validation split likes best."""
+    mean_pct: float
+    """Area under the curve, per step."""
+    num_params_added: int
+    train_flops: int
+    """Of forward and backward passes over all batches, optimizers aside."""
+    num_germinated: int
+    num_fossilized: int
+    num_pruned: int
+    num_fossils_measured: int
+    """Fossils whose contribution the last step has measured."""
+    num_fossils_positive: int
+    """Those among them without which the network would be worse."""
+    total_reward: float
+    topology: tuple[Sprout, ...]
+    """The seeds that take part in the output in the end."""
+
+
+class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One arm under one seed."""
+
+    arm: str
+    stratum: int
+    """Which of the arm's checkpoints decides; 0 where there is one or none."""
+    seed: int
+    wall_s: float
+    """Volatile: it depends on the machine and on what else it does."""
+    envs: tuple[EpisodeMeasure, ...]
+    """Envs that broke are missing."""
+    num_failed: int
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure and the interval that 95 of 100 such experiments would put it into."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_above_zero(self) -> bool:
+        """Tell whether the whole interval is."""
+        return self.low > 0.0
+
+
+class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """An arm in a few figures; a run's figure is the mean over its envs."""
+
+    arm: str
+    num_runs: int
+    num_envs: int
+    num_failed: int
+    final_pct: Estimate
+    """Interquartile means, here and below."""
+    best_pct: Estimate
+    mean_pct: Estimate
+    total_reward: Estimate
+    num_params_added: float
+    """Plain means, here and below."""
+    train_gflops: float
+    wall_s: float
+    num_germinated: float
+    num_fossilized: float
+    num_pruned: float
+    positive_fossils_pct: float | None
+    """None where no fossil was measured."""
+    equal_flops_pct: float | None
+    """Accuracy at the step by which it has spent as much as the arm it copies, if it copies one."""
+    is_on_front: bool
+    """No other arm is as accurate with as few parameters."""
+    curve_pct: tuple[float, ...]
+    """Mean over all envs, step by step."""
+
+
+class Contrast(msgspec.Struct, frozen=True, kw_only=True):
+    """The first arm minus the second, run by run of the same seed."""
+
+    first: str
+    second: str
+    final_pp: Estimate
+    """Mean differences, here and below."""
+    mean_pp: Estimate
+    total_reward: Estimate
+    probability: Estimate
+    """That a run of the first ends more accurate than one of the second."""
+
+
+class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Who grows best on a task."""
+
+    task: str
+    preset: str | None
+    seeds: tuple[int, ...]
+    num_steps: int
+    num_envs: int
+    """Per run."""
+    is_greedy: bool
+    arms: tuple[ArmSummary, ...]
+    contrasts: tuple[Contrast, ...]

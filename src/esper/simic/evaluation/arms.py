@@ -1,0 +1,235 @@
+"""Arms of a comparison: who decides, and what one run of it measures."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Final
+
+import msgspec
+import torch
+
+from esper.leyline.comparison import ArmRun, EpisodeMeasure, Sprout
+from esper.leyline.config import Job
+from esper.leyline.errors import UnknownNameError, UsageError
+from esper.leyline.messages import EnvEvidence
+from esper.leyline.reports import EpisodeStatus
+from esper.leyline.stages import Stage
+from esper.runtime.batches import Batch
+from esper.simic.evaluation.builtin import checkpoint_at
+from esper.simic.evaluation.growing import GrownRound, grow
+from esper.simic.evaluation.topology import FlopMeter, StaticWork, topology_of
+from esper.simic.training.keeper import LoadedRun
+from esper.simic.training.loops import run_on_a_loop
+from esper.simic.training.policy_controller import PolicyController
+from esper.simic.training.resuming import load_run
+from esper.simic.training.vectorized import Plan, build_work, plan_job
+from esper.tolaria.stopping import StopFlag
+
+__all__ = ["BASELINES", "STATIC", "Arm", "materialize_policy_digest", "parse_arms", "run_arm"]
+
+BASELINES: Final = ("wait", "random", "heuristic", "periodic")
+POLICY: Final = "ppo"
+STATIC: Final = "static-final"
+"""The topologies that the first policy ended with, trained from scratch."""
+FLOP_SAMPLES: Final = 2
+"""Norms refuse to learn from one; costs are per sample, so that few are enough."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One way of deciding what grows."""
+
+    name: str
+    command: str
+    """What the controller is called; the static arm waits."""
+    policies: tuple[LoadedRun, ...] = ()
+    """One stratum each; empty for arms that have learned nothing."""
+    copies: "Arm | None" = None
+    """The arm whose topologies this one starts with."""
+
+    @property
+    def num_strata(self) -> int:
+        """Count the strata."""
+        return max(len(self._decisive_policies), 1)
+
+    @property
+    def follows_policy(self) -> bool:
+        """Tell whether what it ends with depends on a policy, its own or the one it copies."""
+        return bool(self._decisive_policies)
+
+    @property
+    def _decisive_policies(self) -> tuple[LoadedRun, ...]:
+        return self.policies if self.copies is None else self.copies.policies
+
+    def digest(self, stratum: int) -> str:
+        """Return what differs wherever the same seed could end differently."""
+        if self.copies is not None:
+            return f"{self.name} of {self.copies.digest(stratum)}"
+        if not self.policies:
+            return self.name
+        return materialize_policy_digest(self.policies[stratum])
+
+
+def materialize_policy_digest(policy: LoadedRun) -> str:
+    """Return a hash of all that a frozen policy decides by; where it is stored makes no change."""
+    assert policy.controller is not None, f"{policy.path} has a policy"
+    agent, normalizer = policy.controller["agent"], policy.controller["obs_normalizer"]
+    digest = hashlib.sha256(repr(agent["config"]["policy"]).encode())
+    for part in (agent["network"], normalizer):
+        for name, value in sorted(part.items()):
+            digest.update(name.encode())
+            is_tensor = isinstance(value, torch.Tensor)
+            digest.update(value.numpy().tobytes() if is_tensor else repr(value).encode())
+    return digest.hexdigest()
+
+
+def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
+    """Read arms: a baseline's name, `ppo:CHECKPOINT[,CHECKPOINT…]`, or `static-final`."""
+    arms: list[Arm] = []
+    for text in texts:
+        arms.append(_parse_arm(text, arms))
+    names = [arm.name for arm in arms]
+    if len(arms) < 2 or len(set(names)) < len(names):
+        raise UsageError(
+            f"arms {names}: give at least two, each once, such as {' '.join(BASELINES[:2])}"
+        )
+    return tuple(arms)
+
+
+def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
+    if text in BASELINES:
+        return Arm(name=text, command=text)
+    if text == STATIC:
+        model = next((arm for arm in before if arm.policies), None)
+        if model is None:
+            raise UsageError(
+                f"arm {STATIC!r} copies what a policy has grown; put ppo:CHECKPOINT before it"
+            )
+        return Arm(name=text, command="wait", copies=model)
+    kind, _, paths = text.partition(":")
+    if kind != POLICY or not paths:
+        raise UnknownNameError("arm", text, (*BASELINES, f"{POLICY}:CHECKPOINT", STATIC))
+    policies = tuple(load_run(checkpoint_at(path)) for path in paths.split(","))
+    for policy in policies:
+        if policy.controller is None:
+            raise UsageError(
+                f"{policy.path}: a checkpoint of {policy.command!r}, which has no policy; "
+                f"name the arm {policy.command!r} itself"
+            )
+    return Arm(name=text, command=POLICY, policies=policies)
+
+
+def run_arm(
+    job: Job,
+    arm: Arm,
+    *,
+    stratum: int,
+    seed: int,
+    stop: StopFlag,
+    greedy: bool = False,
+    model: ArmRun | None = None,
+) -> ArmRun:
+    """Let an arm grow the envs of one seed, tested after every step.
+
+    Args:
+        job: what to grow; its own seed and rounds do not count.
+        arm: who decides.
+        stratum: which of its policies.
+        seed: of every random stream: arms that share it share hosts and data order.
+        stop: asks for an end at the next cancellation point.
+        greedy: a policy takes the likeliest choices instead of sampling.
+        model: the run that a static arm copies.
+    """
+    training = msgspec.structs.replace(job.training, seed=seed)
+    policy = arm.policies[stratum] if arm.policies else None
+    _check_slots(job, policy)
+    plan = plan_job(msgspec.structs.replace(job, training=training), arm.command, policy, stop)
+    if isinstance(plan.controller, PolicyController):
+        plan.controller.is_greedy = greedy
+        # The comparison may be of more or fewer envs, or longer, than what was learned from.
+        plan.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
+    work = build_work(plan) if model is None else _static_work(plan, model)
+    start = time.perf_counter()
+    grown = run_on_a_loop(partial(grow, plan, work=work, is_tested_each_step=True), stop)
+    wall_s = time.perf_counter() - start
+    envs = _measures(grown, FlopMeter(context=work.context, sample=_sample(plan)))
+    return ArmRun(
+        arm=arm.name,
+        stratum=stratum,
+        seed=seed,
+        wall_s=wall_s,
+        envs=envs,
+        num_failed=training.n_envs - len(envs),
+    )
+
+
+def _check_slots(job: Job, policy: LoadedRun | None) -> None:
+    if policy is not None and policy.job.training.slots != job.training.slots:
+        raise UsageError(
+            f"{policy.path}: the policy knows the slots {' '.join(policy.job.training.slots)} and "
+            f"the comparison is about {' '.join(job.training.slots)}; choose the same with --slots"
+        )
+
+
+def _static_work(plan: Plan, model: ArmRun) -> StaticWork:
+    work = build_work(plan)
+    topologies: Mapping[int, Sequence[Sprout]] = {env.env_id: env.topology for env in model.envs}
+    return StaticWork(
+        context=work.context,
+        rules=work.rules,
+        action_rules=work.action_rules,
+        masker=work.masker,
+        validation=work.validation,
+        testing=work.testing,
+        topologies=topologies,
+    )
+
+
+def _sample(plan: Plan) -> Batch:
+    inputs, targets = next(iter(plan.val_batches.batches(round=0, step=0)))[0]
+    return Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
+
+
+def _measures(grown: GrownRound, meter: FlopMeter) -> tuple[EpisodeMeasure, ...]:
+    whole = [
+        env_id
+        for env_id, episode in sorted(grown.episodes.items())
+        if episode.status is not EpisodeStatus.FAILED
+    ]
+    # Costs are counted on this thread, which is left as a fresh one would be.
+    with torch.enable_grad():
+        return tuple(_measure(grown, env_id, meter) for env_id in whole)
+
+
+def _measure(grown: GrownRound, env_id: int, meter: FlopMeter) -> EpisodeMeasure:
+    seen = [env for step in grown.steps if (env := step.envs[env_id]) is not None]
+    tests = [test for step in grown.tested if (test := step[env_id]) is not None]
+    curve = tuple(test.accuracy_pct for test in tests)
+    liked = max(range(len(seen)), key=lambda step: seen[step].signals.val_accuracy_pct)
+    episode, last = grown.episodes[env_id], seen[-1]
+    contributions = _fossil_contributions(last)
+    return EpisodeMeasure(
+        env_id=env_id,
+        curve_pct=curve,
+        final_pct=curve[-1],
+        best_pct=curve[liked],
+        mean_pct=fmean(curve),
+        num_params_added=last.total_params - last.host_params,
+        train_flops=round(sum(env.train_samples * meter.per_target(env.reports) for env in seen)),
+        num_germinated=episode.num_germinated,
+        num_fossilized=episode.num_fossilized,
+        num_pruned=episode.num_pruned,
+        num_fossils_measured=len(contributions),
+        num_fossils_positive=sum(value > 0.0 for value in contributions),
+        total_reward=episode.total_reward,
+        topology=topology_of(last.reports),
+    )
+
+
+def _fossil_contributions(evidence: EnvEvidence) -> list[float]:
+    fossils = (report for report in evidence.reports if report.stage is Stage.FOSSILIZED)
+    found = (evidence.attribution.of(report.slot_id) for report in fossils)
+    return [seed.contribution_pp for seed in found if seed is not None]

@@ -1,0 +1,90 @@
+"""One round of a frozen controller: fresh envs grow, are tested, and nothing is learned."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from esper.leyline.messages import EnvTestResult, StepEvidence
+from esper.leyline.reports import EpisodeRecord
+from esper.leyline.tasks import TaskKind
+from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.grown import GrownHeader
+from esper.simic.training.run_state import best_env_of
+from esper.simic.training.vectorized import Plan, build_control, build_engine, grown_header
+from esper.simic.training.vectorized_trainer import ControlThread
+from esper.tolaria.engine import Engine
+from esper.tolaria.lanes import Lane
+
+__all__ = ["GrownNetwork", "GrownRound", "grow"]
+
+ROUND_INDEX: Final = 0
+"""Every seed is a run of its own, of one round."""
+CLOSE_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrownNetwork:
+    """The network that validation likes best, and what it is ranked by."""
+
+    score: float
+    state: dict[str, Any]
+    header: GrownHeader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrownRound:
+    """What the envs went through and came to."""
+
+    steps: tuple[StepEvidence, ...]
+    tested: tuple[tuple[EnvTestResult | None, ...], ...]
+    """Env by env for each step that was tested, the last one among them."""
+    episodes: dict[int, EpisodeRecord]
+    """By env."""
+    best: GrownNetwork | None
+
+
+async def grow(
+    plan: Plan, *, work: TrainingWork | None = None, is_tested_each_step: bool = False
+) -> GrownRound:
+    """Take the envs of a plan through one round.
+
+    Networks are tested as validation saw them, before the step's decision.
+
+    Args:
+        plan: whose controller decides.
+        work: what is done to envs, where it is not the plan's own.
+        is_tested_each_step: walk the test split after every step, and not after the last alone.
+    """
+    lane = Lane("control")
+    engine = build_engine(plan, work)
+    control = ControlThread(build_control(plan), lane)
+    last_step = plan.job.training.max_epochs - 1
+    steps: list[StepEvidence] = []
+    tested: list[tuple[EnvTestResult | None, ...]] = []
+    episodes: dict[int, EpisodeRecord] = {}
+    try:
+        await control.begin_round(ROUND_INDEX)
+        await engine.build_round(ROUND_INDEX)
+        for step in range(last_step + 1):
+            await engine.train_pass(step)
+            evidence = await engine.validate_pass(step)
+            steps.append(evidence)
+            if is_tested_each_step or step == last_step:
+                tested.append(await engine.test_pass(step))
+            if step == last_step:
+                best = await _best_of(plan, engine, evidence)
+            decision = await control.decide(evidence)
+            outcome = await engine.apply(decision)
+            record = await control.record(evidence, decision, outcome)
+            episodes |= {episode.env_id: episode for episode in record.ended}
+    finally:
+        await engine.close()
+        lane.close(CLOSE_TIMEOUT_S)
+    return GrownRound(steps=tuple(steps), tested=tuple(tested), episodes=episodes, best=best)
+
+
+async def _best_of(plan: Plan, engine: Engine, evidence: StepEvidence) -> GrownNetwork | None:
+    best = best_env_of(evidence, by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL)
+    state = None if best is None else await engine.snapshot(best.env_id)
+    if best is None or state is None:
+        return None
+    return GrownNetwork(score=best.score, state=state, header=grown_header(plan))

@@ -1,0 +1,327 @@
+"""Arms side by side: paired, kept, exact."""
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.simic.training.runs import last_checkpoint, tiny_job, tiny_run
+
+from esper.leyline.comparison import ArmRun, ComparisonReport, EpisodeMeasure
+from esper.leyline.config import Job
+from esper.leyline.errors import (
+    InterruptedRunError,
+    RunFailedError,
+    UnknownNameError,
+    UnreadableFileError,
+    UsageError,
+)
+from esper.simic.evaluation import compare as comparing
+from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
+from esper.simic.evaluation.compare import compare, summarize
+from esper.simic.evaluation.evaluate import evaluate_controller
+from esper.tolaria.stopping import StopFlag
+
+SEEDS = (5, 6)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return last_checkpoint(tiny_run(tmp_path_factory.mktemp("trained"), n_episodes=1).run_dir)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    # Seeds reach the output within the four steps of a tiny episode.
+    quick = {"auto_forward": [1, 2, 3], "min_training_steps": 1}
+    return tiny_job(tmp_path, lifecycle=quick, max_epochs=6)
+
+
+def timeless(run: ArmRun) -> ArmRun:
+    return msgspec.structs.replace(run, wall_s=0.0)
+
+
+def without_times(report: ComparisonReport) -> ComparisonReport:
+    arms = tuple(msgspec.structs.replace(arm, wall_s=0.0) for arm in report.arms)
+    return msgspec.structs.replace(report, arms=arms)
+
+
+def run_of(job: Job, text: str, seed: int = 5) -> ArmRun:
+    (arm, _) = parse_arms([text, "wait" if text != "wait" else "random"])
+    return run_arm(job, arm, stratum=0, seed=seed, stop=StopFlag())
+
+
+def test_testing_after_every_step_changes_nothing_of_the_run(job: Job) -> None:
+    run = run_of(job, "random")
+
+    report = evaluate_controller(job, command="random", seeds=[5])
+
+    assert [env.final_pct for env in run.envs] == [e.test_accuracy_pct for e in report.envs]
+    assert [env.total_reward for env in run.envs] == [e.episode.total_reward for e in report.envs]
+    assert [env.num_params_added for env in run.envs] == [e.num_params_added for e in report.envs]
+
+
+def test_measures_of_an_env_agree_with_its_curve(job: Job) -> None:
+    env = run_of(job, "periodic").envs[0]
+
+    assert len(env.curve_pct) == 6
+    assert env.final_pct == env.curve_pct[-1]
+    assert env.best_pct in env.curve_pct
+    assert env.mean_pct == pytest.approx(sum(env.curve_pct) / 6)
+
+
+def test_arms_of_one_seed_start_from_the_same_network(job: Job) -> None:
+    # In the first step nobody has decided anything yet.
+    starts = {
+        tuple(env.curve_pct[0] for env in run_of(job, arm).envs) for arm in ("wait", "random")
+    }
+
+    assert len(starts) == 1
+
+
+def test_waiting_costs_least_and_adds_nothing(job: Job) -> None:
+    waiting, growing = run_of(job, "wait"), run_of(job, "periodic")
+
+    assert all(env.num_params_added == 0 and env.topology == () for env in waiting.envs)
+    assert sum(env.train_flops for env in waiting.envs) < sum(
+        env.train_flops for env in growing.envs
+    )
+
+
+def test_comparison_is_the_same_again_and_for_any_number_of_lanes(
+    job: Job, checkpoint: Path, tmp_path: Path
+) -> None:
+    arms = parse_arms([f"ppo:{checkpoint}", "random"])
+    run = msgspec.structs.replace(job.run, lanes=2)
+
+    once = compare(job, arms, seeds=SEEDS, directory=tmp_path / "a")
+    again = compare(
+        msgspec.structs.replace(job, run=run), arms, seeds=SEEDS, directory=tmp_path / "b"
+    )
+
+    assert without_times(once) == without_times(again)
+
+
+def test_interrupted_comparison_goes_on_with_what_it_has(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = parse_arms(["wait", "random"])
+    whole = compare(job, arms, seeds=SEEDS, directory=tmp_path)
+    lost = next(tmp_path.glob("random-seed6-*.json"))
+    lost.unlink()
+    found: list[tuple[str, int, bool]] = []
+
+    again = compare(
+        job,
+        arms,
+        seeds=SEEDS,
+        directory=tmp_path,
+        progress=lambda run, was_found: found.append((run.arm, run.seed, was_found)),
+    )
+
+    assert without_times(again) == without_times(whole)
+    assert found == [
+        ("wait", 5, True),
+        ("random", 5, True),
+        ("wait", 6, True),
+        ("random", 6, False),
+    ]
+
+
+def paths_of(arm: Arm, jobs: list[Job], directory: Path) -> set[Path]:
+    return {
+        comparing.RunStore(directory=directory, job=job, greedy=greedy).path_of(arm, 0, 5)
+        for job in jobs
+        for greedy in (True, False)
+    }
+
+
+def test_runs_of_another_configuration_are_not_taken_for_these(
+    job: Job, checkpoint: Path, tmp_path: Path
+) -> None:
+    shorter = msgspec.structs.replace(job.training, max_epochs=3)
+    jobs = [job, msgspec.structs.replace(job, training=shorter)]
+    policy, static, wait = parse_arms([f"ppo:{checkpoint}", "static-final", "wait"])
+
+    assert len(paths_of(policy, jobs, tmp_path)) == 4
+    assert len(paths_of(static, jobs, tmp_path)) == 4
+    # Choices are likely or not for a policy only.
+    assert len(paths_of(wait, jobs, tmp_path)) == 2
+
+
+def test_kept_run_that_cannot_be_read_says_what_to_do(job: Job, tmp_path: Path) -> None:
+    arms = parse_arms(["wait", "random"])
+    store = comparing.RunStore(directory=tmp_path, job=job, greedy=False)
+    store.path_of(arms[0], 0, 5).write_bytes(b"{")
+
+    with pytest.raises(UnreadableFileError, match="remove it to run it again"):
+        compare(job, arms, seeds=SEEDS, directory=tmp_path)
+
+
+def test_static_arm_trains_what_the_policy_ended_with(
+    job: Job, checkpoint: Path, tmp_path: Path
+) -> None:
+    arms = parse_arms([f"ppo:{checkpoint}", "static-final"])
+
+    compare(job, arms, seeds=SEEDS, directory=tmp_path)
+
+    store = comparing.RunStore(directory=tmp_path, job=job, greedy=False)
+    kept = [[store.read(arm, 0, seed) for seed in SEEDS] for arm in arms]
+    grown, static = ([env for run in runs if run for env in run.envs] for runs in kept)
+    assert any(env.topology for env in grown)
+    for ours, theirs in zip(static, grown, strict=True):
+        assert {(s.slot_id, s.blueprint) for s in ours.topology} == {
+            (s.slot_id, s.blueprint) for s in theirs.topology
+        }
+        assert ours.num_germinated == 0
+
+
+def measure(final_pct: float, **changes: object) -> EpisodeMeasure:
+    plain = EpisodeMeasure(
+        env_id=0,
+        curve_pct=(final_pct / 2, final_pct),
+        final_pct=final_pct,
+        best_pct=final_pct,
+        mean_pct=0.75 * final_pct,
+        num_params_added=0,
+        train_flops=100,
+        num_germinated=0,
+        num_fossilized=0,
+        num_pruned=0,
+        num_fossils_measured=0,
+        num_fossils_positive=0,
+        total_reward=final_pct,
+        topology=(),
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def made_runs(
+    scores: dict[str, list[EpisodeMeasure | None]],
+) -> dict[tuple[str, int, int], ArmRun]:
+    return {
+        (arm, 0, seed): ArmRun(
+            arm=arm,
+            stratum=0,
+            seed=seed,
+            wall_s=1.0,
+            envs=() if env is None else (env,),
+            num_failed=int(env is None),
+        )
+        for arm, envs in scores.items()
+        for seed, env in enumerate(envs)
+    }
+
+
+GOOD, BAD = Arm(name="good", command="random"), Arm(name="bad", command="wait")
+
+
+def test_steady_gain_is_a_contrast_without_spread(job: Job) -> None:
+    # Seeds differ widely and arms by exactly one point: pairing takes the seeds' spread away.
+    bases = [10.0, 50.0, 90.0]
+    runs = made_runs(
+        {"good": [measure(base + 1) for base in bases], "bad": [measure(base) for base in bases]}
+    )
+
+    (contrast,) = summarize(job, [GOOD, BAD], runs).contrasts
+
+    assert (contrast.final_pp.low, contrast.final_pp.high) == pytest.approx((1.0, 1.0))
+    assert contrast.probability.value == pytest.approx(6 / 9)
+
+
+def test_arm_that_is_worse_and_bigger_is_not_on_the_front(job: Job) -> None:
+    runs = made_runs({"good": [measure(60.0)] * 2, "bad": [measure(50.0, num_params_added=9)] * 2})
+
+    report = summarize(job, [GOOD, BAD], runs)
+
+    assert [arm.is_on_front for arm in report.arms] == [True, False]
+
+
+def test_seed_that_lost_a_run_is_left_out_of_every_arm(job: Job) -> None:
+    runs = made_runs({"good": [measure(60.0)] * 3, "bad": [measure(50.0), None, measure(50.0)]})
+
+    report = summarize(job, [GOOD, BAD], runs)
+
+    assert report.seeds == (0, 2)
+    assert [arm.num_runs for arm in report.arms] == [2, 2]
+
+
+def test_comparison_without_two_whole_seeds_fails(job: Job) -> None:
+    runs = made_runs({"good": [measure(60.0)] * 2, "bad": [None, measure(50.0)]})
+
+    with pytest.raises(RunFailedError, match="1 of 2 seeds"):
+        summarize(job, [GOOD, BAD], runs)
+
+
+def test_share_of_positive_fossils_is_over_all_that_were_measured(job: Job) -> None:
+    some = measure(60.0, num_fossils_measured=3, num_fossils_positive=2)
+    none = measure(60.0)
+    report = summarize(job, [GOOD, BAD], made_runs({"good": [some, none], "bad": [none, none]}))
+
+    assert report.arms[0].positive_fossils_pct == pytest.approx(200 / 3)
+    assert report.arms[1].positive_fossils_pct is None
+
+
+@pytest.mark.parametrize(("flops", "accuracy_pct"), [(100, 60.0), (50, 30.0), (1, 30.0)])
+def test_equal_cost_accuracy_is_read_off_the_static_curve(
+    job: Job, flops: int, accuracy_pct: float
+) -> None:
+    copy = Arm(name="copy", command="wait", copies=GOOD)
+    runs = made_runs({"good": [measure(70.0, train_flops=flops)] * 2, "copy": [measure(60.0)] * 2})
+
+    report = summarize(job, [GOOD, copy], runs)
+
+    assert report.arms[1].equal_flops_pct == pytest.approx(accuracy_pct)
+
+
+@pytest.mark.parametrize("texts", [["wait"], ["wait", "wait"], []])
+def test_too_few_arms_are_refused(texts: list[str]) -> None:
+    with pytest.raises(UsageError, match="at least two"):
+        parse_arms(texts)
+
+
+@pytest.mark.parametrize("text", ["wiat", "ppo", "ppo:"])
+def test_unknown_arm_is_named(text: str) -> None:
+    with pytest.raises(UnknownNameError, match="arm"):
+        parse_arms([text, "wait"])
+
+
+def test_static_arm_without_a_policy_before_it_is_refused() -> None:
+    with pytest.raises(UsageError, match="put ppo:CHECKPOINT before it"):
+        parse_arms(["wait", "static-final"])
+
+
+def test_checkpoint_without_a_policy_is_refused(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, command="wait", n_episodes=1)
+
+    with pytest.raises(UsageError, match="which has no policy"):
+        parse_arms([f"ppo:{last_checkpoint(run.run_dir)}", "wait"])
+
+
+def test_policy_of_other_slots_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    arms = parse_arms([f"ppo:{checkpoint}", "wait"])
+
+    with pytest.raises(UsageError, match="--slots"):
+        compare(tiny_job(tmp_path, slots=["r0c0"]), arms, seeds=SEEDS, directory=tmp_path)
+
+
+@pytest.mark.parametrize("seeds", [[], [1], [-1, 2], [3, 3]])
+def test_seeds_that_cannot_be_compared_are_refused(
+    seeds: list[int], job: Job, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="seeds"):
+        compare(job, parse_arms(["wait", "random"]), seeds=seeds, directory=tmp_path)
+
+
+def test_comparison_stops_when_told_to(job: Job, tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+
+    with pytest.raises(InterruptedRunError):
+        compare(
+            job,
+            parse_arms(["wait", "random"]),
+            seeds=SEEDS,
+            directory=tmp_path,
+            shutdown_event=stop,
+        )

@@ -1,0 +1,421 @@
+"""Benches of training: a whole run of Esper beside a bare loop, and what its parts cost."""
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Any, Final
+
+import anyio
+import torch
+
+from esper.leyline.telemetry import EventType
+from esper.nissa.hub import TelemetryHub
+from esper.nissa.security import Security
+from esper.nissa.server import ServerAddress, build_app, serve
+from esper.tolaria.engine import LaneEngine
+from esper.tolaria.stopping import StopFlag
+from tools.bench.bare_loop import BareLoop
+from tools.bench.pairing import Sample, bare_halves, sampled, seconds, spread
+from tools.bench.rows import Row, bench
+from tools.bench.workloads import C64, DIGITS, FLOOR, GROWTH, Workload, run_workload
+
+COMMANDS: Final = ("wait", "ppo")
+MAX_OVER_LIMIT: Final = 1.15
+MIN_SHARE_OF_CEILING: Final = 0.88
+ENV_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64)
+PASSIVE_CLIENT: Final = 1_000_000_000
+"""Events that a client waits for who is to stay until the run is over."""
+
+
+def _num_repetitions(is_quick: bool) -> int:
+    return 1 if is_quick else 5
+
+
+# --- Whole runs beside the bare loop --------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class _Comparison:
+    """Esper beside the bare loop, repetition by repetition."""
+
+    wall: list[float] = field(default_factory=list)
+    """Seconds of Esper's whole run over those of the bare loop."""
+    cpu: list[float] = field(default_factory=list)
+    """The same in CPU time, of which a busy machine takes nothing away."""
+    ceilings: list[float] = field(default_factory=list)
+    """What a second process brings the bare loop, at the time."""
+
+    def rows(self, name: str, target: float) -> Iterator[Row]:
+        """Return the wall time beside its target, and the CPU time."""
+        wall, cpu = Sample(tuple(self.wall)), Sample(tuple(self.cpu))
+        ceiling = Sample(tuple(self.ceilings)).median
+        note = f"{wall.note}; ceiling {ceiling:.2f}"
+        yield Row(name=name, measured=wall.median, target=target, unit="ratio", note=note)
+        yield Row(name=f"{name}, CPU", measured=cpu.median, unit="CPU ratio", note=cpu.note)
+
+
+def _beside_bare_loop(workload: Workload, command: str, num_repetitions: int) -> _Comparison:
+    found = _Comparison()
+    bare = BareLoop(workload)
+    with bare_halves(workload) as run_halves:
+        for repetition in range(num_repetitions + 1):
+            bare_s, bare_cpu_s = _timed(bare.run)
+            esper_s, esper_cpu_s = _timed(partial(run_workload, workload, command=command))
+            halves_s = run_halves()
+            # The first repetition of each warms up.
+            if repetition:
+                found.wall.append(esper_s / bare_s)
+                found.cpu.append(esper_cpu_s / bare_cpu_s)
+                found.ceilings.append(bare_s / halves_s)
+    return found
+
+
+def _timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds that a call takes, and those of all threads' CPU time."""
+    began_cpu_s = time.process_time()
+    wall_s = seconds(call)
+    return wall_s, time.process_time() - began_cpu_s
+
+
+@bench("T1")
+def c64_run(is_quick: bool) -> Iterator[Row]:
+    """Measure a whole run where hosts have real work."""
+    torch.set_num_threads(1)
+    workload = replace(C64, num_steps=2) if is_quick else C64
+    for command in COMMANDS:
+        found = _beside_bare_loop(workload, command, _num_repetitions(is_quick))
+        target = MAX_OVER_LIMIT / statistics.median(found.ceilings)
+        yield from found.rows(f"T1 c64, {command} / bare loop", target)
+
+
+@bench("T2")
+def floor_run(is_quick: bool) -> Iterator[Row]:
+    """Measure a whole run where orchestration is everything."""
+    torch.set_num_threads(1)
+    workload = replace(FLOOR, num_steps=6) if is_quick else FLOOR
+    for command in COMMANDS:
+        found = _beside_bare_loop(workload, command, _num_repetitions(is_quick))
+        yield from found.rows(f"T2 floor, {command} / bare loop", 1.1)
+
+
+@bench("T3")
+def lanes(is_quick: bool) -> Iterator[Row]:
+    """Measure what a second lane brings, and what a second process would have brought."""
+    torch.set_num_threads(1)
+    workload = replace(C64, num_steps=2) if is_quick else C64
+    bare = BareLoop(workload)
+    gains, ceilings = [], []
+    with bare_halves(workload) as run_halves:
+        for repetition in range(_num_repetitions(is_quick) + 1):
+            one_s = round_s(workload, lanes=1)
+            two_s = round_s(workload, lanes=2)
+            ceiling = seconds(bare.run) / run_halves()
+            if repetition:
+                gains.append(one_s / two_s)
+                ceilings.append(ceiling)
+    gain, ceiling_sample = Sample(tuple(gains)), Sample(tuple(ceilings))
+    yield Row(
+        name="T3 two lanes / one lane, c64",
+        measured=gain.median,
+        target=MIN_SHARE_OF_CEILING * ceiling_sample.median,
+        unit="speed-up",
+        is_at_least=True,
+        note=f"{gain.note}; ceiling {ceiling_sample.median:.2f}",
+    )
+
+
+def round_s(workload: Workload, *, command: str = "wait", lanes: int | None = None) -> float:
+    """Return how long the rounds of a run took, without its start and end."""
+    result = run_workload(workload, command=command, lanes=lanes)
+    return sum(summary.duration_s for summary in result.history)
+
+
+# --- Telemetry, update, loop ----------------------------------------------------------------------
+
+
+@bench("T4")
+def telemetry_cost(is_quick: bool) -> Iterator[Row]:
+    """Measure the CPU time of lanes and control with a log and a live subscriber, and without."""
+    torch.set_num_threads(1)
+    workload = replace(DIGITS, num_steps=6 if is_quick else 20)
+    ratios = []
+    for repetition in range(_num_repetitions(is_quick) + 1):
+        silent_s = worker_cpu_s(workload, level="off")
+        told_s = worker_cpu_s(workload, num_subscribers=1)
+        if repetition:
+            ratios.append(told_s / silent_s)
+    sample = Sample(tuple(ratios))
+    yield Row(
+        name="T4 telemetry normal and watched / off",
+        measured=sample.median,
+        target=1.03,
+        unit="CPU ratio",
+        note=sample.note,
+    )
+
+
+def worker_cpu_s(
+    workload: Workload, *, command: str = "ppo", level: str = "normal", num_subscribers: int = 0
+) -> float:
+    """Run a workload and return the CPU time that its lanes and control have used."""
+    used_s: list[float] = []
+    companions = [partial(_note_worker_cpu, used_s)]
+    if num_subscribers:
+        companions.append(partial(_serve_clients, num_subscribers))
+    run_workload(workload, command=command, level=level, companions=companions)
+    return used_s[0]
+
+
+async def _note_worker_cpu(used_s: list[float], _hub: TelemetryHub) -> None:
+    """Note, when the run is over and its threads still live, what lanes and control have used."""
+    try:
+        await anyio.sleep_forever()
+    finally:
+        used_s.append(sum(map(_thread_cpu_s, _workers())))
+
+
+def _workers() -> Iterator[threading.Thread]:
+    for thread in threading.enumerate():
+        if thread.name.startswith(("lane-", "control")):
+            yield thread
+
+
+def _thread_cpu_s(thread: threading.Thread) -> float:
+    assert thread.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+
+
+async def _serve_clients(num_clients: int, hub: TelemetryHub) -> None:
+    app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
+    async with anyio.create_task_group() as tasks:
+        address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+        command = [sys.executable, "-m", "tools.bench.live_clients", f"ws://{address}/ws"]
+        command += ["--clients", str(num_clients), "--events", str(PASSIVE_CLIENT)]
+        async with await anyio.open_process(command, stdout=DEVNULL, stderr=DEVNULL):
+            await anyio.sleep_forever()
+
+
+@bench("T6")
+def update_share(is_quick: bool) -> Iterator[Row]:
+    """Measure which share of a round of the default job learning takes."""
+    workload = replace(DIGITS, num_steps=10) if is_quick else DIGITS
+    sample = sampled(partial(_update_share, workload), _num_repetitions(is_quick))
+    yield Row(
+        name="T6 PPO update, share of a digits round",
+        measured=100 * sample.median,
+        target=15.0,
+        unit="%",
+        note=sample.note,
+    )
+
+
+def _update_share(workload: Workload) -> float:
+    update_ms: list[float] = []
+    result = run_workload(workload, read=partial(_read_update_ms, update_ms))
+    return update_ms[0] / 1e3 / result.history[0].duration_s
+
+
+def _read_update_ms(found: list[float], run_dir: Path) -> None:
+    wanted = EventType.PPO_UPDATE_COMPLETED.value
+    for line in (run_dir / "events.jsonl").read_bytes().splitlines():
+        event = json.loads(line)
+        if event["event_type"] == wanted:
+            found.append(event["data"]["update_ms"])
+
+
+@bench("loop lag")
+def loop_lag(is_quick: bool) -> Iterator[Row]:
+    """Measure how late the event loop is while a round of the default job runs."""
+    lags_s: list[float] = []
+    workload = replace(DIGITS, num_steps=10) if is_quick else DIGITS
+    run_workload(workload, companions=[partial(_note_lags, lags_s)])
+    lags_s.sort()
+    yield Row(
+        name="loop lag, p99 in a digits round",
+        measured=1e3 * lags_s[int(0.99 * len(lags_s))],
+        target=50.0,
+        unit="ms",
+        note=f"{len(lags_s)} looks, at most {1e3 * lags_s[-1]:.0f} ms",
+    )
+
+
+async def _note_lags(lags_s: list[float], _hub: TelemetryHub) -> None:
+    while True:
+        due_s = anyio.current_time() + 0.005
+        await anyio.sleep_until(due_s)
+        lags_s.append(anyio.current_time() - due_s)
+
+
+# --- Dispatch, start-up, memory, growth -----------------------------------------------------------
+
+
+class _IdleWork:
+    """Does nothing to envs that are not there."""
+
+    def build(self, _round_index: int, env_id: int) -> int:
+        return env_id
+
+    def begin_train(self, _env: int, _step: int) -> None: ...
+
+    def train_batch(self, _env: int, _batch_index: int, _batch: int) -> None: ...
+
+    def finish_train(self, _env: int) -> None: ...
+
+    def validate(self, _env: int, _step: int, _beat: Callable[[], None]) -> Any: ...
+
+    def apply(self, _env: int, _decision: object) -> Any: ...
+
+    def release(self, _env: int) -> None: ...
+
+
+@bench("T7")
+def dispatch(is_quick: bool) -> Iterator[Row]:
+    """Measure what it costs to bring a batch to an env that does nothing with it."""
+    num_batches, num_envs = 2_000 if is_quick else 10_000, 4
+    for num_lanes in (1, 2):
+        per_pass = partial(anyio.run, _idle_pass_s, num_lanes, num_envs, num_batches)
+        sample = sampled(per_pass, _num_repetitions(is_quick))
+        yield Row(
+            name=f"T7 dispatch per env-batch, lanes: {num_lanes}",
+            measured=1e6 * sample.median / (num_batches * num_envs),
+            target=20.0,
+            unit="µs",
+            note=f"4 envs; passes: {sample.note} s",
+        )
+
+
+async def _idle_pass_s(num_lanes: int, num_envs: int, num_batches: int) -> float:
+    engine = LaneEngine[int, int](
+        num_envs=num_envs,
+        num_lanes=num_lanes,
+        work=_IdleWork(),
+        batches=partial(_idle_batches, num_envs, num_batches),
+        stop=StopFlag(),
+    )
+    await engine.build_round(0)
+    started_s = time.perf_counter()
+    await engine.train_pass(0)
+    passed_s = time.perf_counter() - started_s
+    await engine.close()
+    return passed_s
+
+
+def _idle_batches(num_envs: int, num_batches: int, _round: int, _step: int) -> Iterable[list[int]]:
+    return ([batch] * num_envs for batch in range(num_batches))
+
+
+@bench("T8")
+def start_up(is_quick: bool) -> Iterator[Row]:
+    """Measure what short commands take above an empty interpreter."""
+    log = Path(__file__).parent / "small.jsonl"
+    log.write_text('{"event_type":"A"}\n' * 100, encoding="ascii")
+    commands = {
+        "esper-train --help": (["esper.scripts.train", "--help"], 0.3),
+        "esper-train tasks": (["esper.scripts.train", "tasks"], 0.3),
+        "esper-telemetry count": (["esper.scripts.telemetry", "count", str(log)], 0.25),
+    }
+    try:
+        for name, (arguments, target_s) in commands.items():
+            above = []
+            for _ in range(2 if is_quick else 7):
+                empty_s = seconds(partial(_run_python, ["-c", "pass"]))
+                above.append(seconds(partial(_run_python, ["-m", *arguments])) - empty_s)
+            sample = Sample(tuple(above))
+            yield Row(
+                name=f"T8 start-up, {name}",
+                measured=sample.median,
+                target=target_s,
+                unit="s",
+                note=sample.note,
+            )
+    finally:
+        log.unlink()
+
+
+def _run_python(arguments: Sequence[str]) -> None:
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+_RUN_C64: Final = """
+from dataclasses import dataclass, field, replace
+from tools.bench.workloads import C64, run_workload
+run_workload(replace(C64, num_steps={num_steps}))
+"""
+_RUN_BARE_C64: Final = """
+from dataclasses import dataclass, field, replace
+from tools.bench.workloads import C64
+from tools.bench.bare_loop import BareLoop
+BareLoop(replace(C64, num_steps={num_steps})).run()
+"""
+_TELL_PEAK: Final = """
+import re, pathlib
+print(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+"""
+
+
+@bench("T9")
+def memory(is_quick: bool) -> Iterator[Row]:
+    """Measure the peak of a whole run's memory in terms of what torch takes by itself."""
+    if not Path("/proc/self/status").exists():
+        return
+    num_steps = 1 if is_quick else C64.num_steps
+    ratios, bare_ratios = [], []
+    for _ in range(_num_repetitions(is_quick)):
+        empty = peak_kib("import torch")
+        ratios.append(peak_kib(_RUN_C64.format(num_steps=num_steps)) / empty)
+        bare_ratios.append(peak_kib(_RUN_BARE_C64.format(num_steps=num_steps)) / empty)
+    note = f"{spread(ratios)}; torch alone {empty / 1024:.0f} MiB"
+    measured = Sample(tuple(ratios)).median
+    yield Row(
+        name="T9 memory, c64 / import torch", measured=measured, target=1.6, unit="ratio", note=note
+    )
+    bare = Sample(tuple(bare_ratios))
+    yield Row(
+        name="T9 memory, bare loop / import torch",
+        measured=bare.median,
+        unit="ratio",
+        note=bare.note,
+    )
+
+
+def peak_kib(code: str) -> float:
+    """Return the most memory that a process which runs this code has ever had."""
+    command = [sys.executable, "-c", code + _TELL_PEAK]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@bench("T10")
+def growth_of_cost(is_quick: bool) -> Iterator[Row]:
+    """Measure env-steps per CPU second of the lanes from 1 to 64 envs, each with the same work."""
+    torch.set_num_threads(1)
+    counts = (1, 4, 16) if is_quick else ENV_COUNTS
+    rates: dict[int, list[float]] = {count: [] for count in counts}
+    for repetition in range(_num_repetitions(is_quick) + 1):
+        for count in counts:
+            workload = replace(GROWTH, num_envs=count, num_steps=max(2, 8 // count))
+            used_s = worker_cpu_s(workload, command="wait")
+            if repetition:
+                rates[count].append(workload.num_env_steps / used_s)
+    samples = {count: Sample(tuple(values)) for count, values in rates.items()}
+    medians = [sample.median for sample in samples.values()]
+    yield Row(
+        name="T10 env-steps per CPU second, 1 to 64 envs apart",
+        measured=100 * (max(medians) / min(medians) - 1),
+        target=10.0,
+        unit="%",
+    )
+    for count, sample in samples.items():
+        yield Row(
+            name=f"G envs: {count}",
+            measured=sample.median,
+            unit="env-steps per CPU second of the lanes",
+            note=sample.note,
+        )

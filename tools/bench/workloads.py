@@ -1,0 +1,139 @@
+"""What the training benches run: three jobs of known size, and how one is run."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from esper.leyline.config import Job
+from esper.leyline.jobs import merge_job
+from esper.leyline.tasks import TASKS, BatchMode, CnnHostSpec, TaskSpec
+from esper.runtime.datasets import TensorDataset
+from esper.runtime.sources import DataRequest
+from esper.runtime.synthetic import PartSizes, synthetic_images
+from esper.runtime.tasks import all_tasks, register_task
+from esper.simic.training.vectorized import Companion, TrainingResult, run_job
+
+__all__ = [
+    "C64",
+    "DIGITS",
+    "FLOOR",
+    "GROWTH",
+    "SLOTS",
+    "WORKLOADS",
+    "Workload",
+    "job_of",
+    "run_workload",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A job to measure: what is trained, and for how long."""
+
+    name: str
+    task: str
+    num_envs: int = 4
+    num_steps: int
+    num_rounds: int = 1
+    settings: dict[str, object] = field(default_factory=dict)
+    """Further training settings."""
+
+    @property
+    def num_env_steps(self) -> int:
+        """Count the steps of all envs."""
+        return self.num_rounds * self.num_envs * self.num_steps
+
+
+C64: Final = Workload(name="c64", task="bench_c64", num_steps=10)
+"""CIFAR-shaped: 512 samples of 2,048 per env and step, 512 for validation."""
+FLOOR: Final = Workload(name="floor", task="bench_floor", num_steps=50)
+"""The same host on next to nothing: what is left is orchestration."""
+DIGITS: Final = Workload(name="digits", task="digits", num_steps=40)
+"""One round of the default job."""
+GROWTH: Final = Workload(name="growth", task="bench_growth", num_steps=4)
+"""As much work per env and step as `floor`, whatever the number of envs."""
+SLOTS: Final = Workload(name="slots", task="bench_slots", num_steps=4)
+"""A deep host with ten slots."""
+WORKLOADS: Final = {workload.name: workload for workload in (C64, FLOOR, DIGITS, GROWTH, SLOTS)}
+
+_C64_PARTS: Final = PartSizes(train=2_048, val=512, test=64)
+_FLOOR_PARTS: Final = PartSizes(train=8 * 16 * 4, val=4 * 16, test=64)
+_HOST: Final = CnnHostSpec(
+    in_channels=3, image_size=32, num_classes=10, base_channels=8, num_blocks=3
+)
+
+
+@cache
+def _dataset(parts: PartSizes) -> TensorDataset:
+    return synthetic_images(_HOST, parts, note="made up for the bench")
+
+
+def _load(parts: PartSizes, _spec: TaskSpec, _request: DataRequest) -> TensorDataset:
+    return _dataset(parts)
+
+
+def _register(name: str, parts: PartSizes, base: str = "cifar_baseline", **changes: object) -> None:
+    spec = msgspec.structs.replace(TASKS[base], name=name, **changes)
+    register_task(spec, load=partial(_load, parts))
+
+
+_SMALL_PASSES: Final = {
+    "batch_size": 16,
+    "batch_mode": BatchMode.BROADCAST,
+    "max_train_batches": 8,
+}
+_register("bench_c64", _C64_PARTS, batch_size=64)
+_register("bench_floor", _FLOOR_PARTS, batch_size=16)
+_register("bench_growth", _FLOOR_PARTS, **_SMALL_PASSES)
+_register("bench_slots", _FLOOR_PARTS, "cifar_deep_multichannel", **_SMALL_PASSES)
+
+
+def job_of(
+    workload: Workload, folder: Path, *, lanes: int | None = None, level: str = "normal"
+) -> Job:
+    """Return the job of a workload, with its log in this folder."""
+    training = {
+        "task": workload.task,
+        "n_envs": workload.num_envs,
+        "max_epochs": workload.num_steps,
+        "n_episodes": workload.num_rounds,
+        "telemetry": {"level": level},
+        **workload.settings,
+    }
+    run = {"telemetry_dir": str(folder), "lanes": lanes, "quiet": True}
+    job, _ = merge_job(("bench", {"training": training, "run": run}), tasks=all_tasks())
+    return job
+
+
+def run_workload(
+    workload: Workload,
+    *,
+    command: str = "ppo",
+    lanes: int | None = None,
+    level: str = "normal",
+    companions: Sequence[Companion] = (),
+    read: Callable[[Path], None] | None = None,
+) -> TrainingResult:
+    """Run a workload to its end; `read` is shown the run's directory before it goes."""
+    with _folder() as folder:
+        job = job_of(workload, folder, lanes=lanes, level=level)
+        result = run_job(job, command=command, companions=companions)
+        if read is not None:
+            read(result.run_dir)
+        return result
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="esper-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
