@@ -198,7 +198,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
     ratios: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        work_seconds(folder, 2, 5)
+        work_seconds(folder, 2, num_steps)
         before = rss_bytes()
         for _ in range(num_repetitions):
             calm = work_seconds(folder, 0, num_steps)
