@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 import torch
 
@@ -80,6 +81,23 @@ def test_documented_data_can_be_learnt(stripes: ModuleType) -> None:
     down = torch.nn.functional.conv2d(split.inputs, kernel.mT).square().mean((1, 2, 3))
 
     assert ((across < down).long() == split.targets).float().mean() > 0.9
+
+
+def test_held_out_parts_are_no_larger_than_the_task_wants(
+    registry: TaskRegistry, stripes: ModuleType
+) -> None:
+    spec = msgspec.structs.replace(stripes.STRIPES, max_held_out=10)
+    tasks.register_task(spec, load=stripes.load_stripes)
+    whole = stripes.load_stripes(spec, DataRequest())
+
+    dataset = load_dataset("stripes", DataRequest())
+
+    assert len(dataset.train) == len(whole.train)
+    for part, all_of_it in ((dataset.val, whole.val), (dataset.test, whole.test)):
+        stride = len(all_of_it) // 10
+        assert len(part) == 10 < len(all_of_it)
+        assert torch.equal(part.inputs, all_of_it.inputs[::stride][:10])
+        assert torch.equal(part.targets, all_of_it.targets[::stride][:10])
 
 
 def test_name_that_is_taken_is_refused(registry: TaskRegistry, stripes: ModuleType) -> None:

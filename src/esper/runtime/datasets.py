@@ -1,8 +1,9 @@
 """Tensors of a task in memory, parted into train, validation and test."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 from esper.leyline.errors import ContractError
@@ -38,6 +39,13 @@ class Split:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def spread(self, max_rows: int) -> "Split":
+        """Return at most so many rows, evenly spread, the same ones always."""
+        if len(self) <= max_rows:
+            return self
+        index = torch.arange(max_rows) * len(self) // max_rows
+        return Split(inputs=self.inputs[index], targets=self.targets[index])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PixelScale:
@@ -68,3 +76,7 @@ class TensorDataset:
     def part(self, part: Part) -> Split:
         """Return one of the parts."""
         return {Part.TRAIN: self.train, Part.VAL: self.val, Part.TEST: self.test}[part]
+
+    def with_held_out(self, max_rows: int) -> "TensorDataset":
+        """Return these data with at most so many rows to validate and to test on."""
+        return replace(self, val=self.val.spread(max_rows), test=self.test.spread(max_rows))

@@ -268,8 +268,8 @@ def _windowed(
     val, test = tokens[num_train : num_train + num_held_out], tokens[-num_held_out:]
     return TensorDataset(
         train=_windows(tokens[:num_train], block_size),
-        val=_spread(_windows(val, block_size), MAX_VAL_WINDOWS),
-        test=_spread(_windows(test, block_size), MAX_TEST_WINDOWS),
+        val=_windows(val, block_size).spread(MAX_VAL_WINDOWS),
+        test=_windows(test, block_size).spread(MAX_TEST_WINDOWS),
         origin=origin,
         note=note,
     )
@@ -282,14 +282,6 @@ def _windows(tokens: Tensor, block_size: int) -> Split:
         inputs=tokens[:num_bytes].view(-1, block_size),
         targets=tokens[1 : num_bytes + 1].view(-1, block_size),
     )
-
-
-def _spread(split: Split, max_rows: int) -> Split:
-    """Keep at most so many rows, evenly spread, the same ones always."""
-    if len(split) <= max_rows:
-        return split
-    index = torch.arange(max_rows) * len(split) // max_rows
-    return Split(inputs=split.inputs[index], targets=split.targets[index])
 
 
 def _cnn(spec: TaskSpec) -> CnnHostSpec:

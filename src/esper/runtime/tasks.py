@@ -126,4 +126,5 @@ def registered_task(name: str) -> RegisteredTask:
 def load_dataset(name: str, request: DataRequest) -> "TensorDataset":
     """Load the data of the task with this name."""
     task = registered_task(name)
-    return task.load(task.spec, request)
+    dataset, most = task.load(task.spec, request), task.spec.max_held_out
+    return dataset if most is None else dataset.with_held_out(most)
