@@ -21,6 +21,8 @@ from tools.soak.siege import (
     rss_bytes,
 )
 
+from esper.nissa.server import MAX_SOCKETS, _Arrivals
+
 MAX_GROWTH_BYTES = 32 << 20
 BEARER = f"Authorization: Bearer {TOKEN}"
 
@@ -100,6 +102,25 @@ def test_storm_of_reconnections_leaves_nobody_behind(served: Served) -> None:
         last.send(frame_bytes(Opcode.CLOSE, b"\x03\xe8"))
         assert last.close_code() == 1000
     assert is_well(served)
+
+
+def test_those_who_come_too_fast_are_turned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.server.MAX_SOCKETS", 3)
+    with served_hub(tmp_path, max_arrivals_per_s=0.001) as served:
+        for _ in range(3):
+            with RawClient(served.port) as client:
+                assert client.request() == 101
+        with connected(served.port) as hasty:
+            assert has_hung_up(hasty)
+
+
+def test_those_who_come_slowly_enough_are_never_turned_away() -> None:
+    arrivals = _Arrivals(per_s=2.0)
+    assert all(arrivals.admit(0.5 * index) for index in range(2000))
+    assert sum(arrivals.admit(1000.0) for _ in range(2000)) == MAX_SOCKETS
+    assert [arrivals.admit(1000.5), arrivals.admit(1000.5)] == [True, False]
 
 
 def test_connection_without_a_request_is_ended(

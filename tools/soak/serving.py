@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,14 +25,17 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served_hub(folder: Path, *, token: str | None = None) -> Iterator[Served]:
-    """Serve a fresh run until the end of the block."""
+def served_hub(
+    folder: Path, *, token: str | None = None, max_arrivals_per_s: float = 1e6
+) -> Iterator[Served]:
+    """Serve a fresh run until the end of the block, to clients that come as fast as they can."""
     manifest = build_manifest(Job(), command="ppo", machine_kind="soak")
     hub = TelemetryHub(create_run_directory(folder, manifest), run_id=manifest.run_id)
     security = Security(host=LOOPBACK, token=token)
     app = build_app(source=hub.live, run_dir=hub.run_dir, security=security)
     with start_blocking_portal() as portal:
-        running, address = portal.start_task(serve, app, ServerAddress(LOOPBACK, 0))
+        serving = partial(serve, max_arrivals_per_s=max_arrivals_per_s)
+        running, address = portal.start_task(serving, app, ServerAddress(LOOPBACK, 0))
         try:
             yield Served(hub, address.port)
         finally:

@@ -25,6 +25,9 @@ TOKEN = "open sesame"
 NUM_CONNECTIONS = 200
 PAUSE_S = 0.005
 """Between two deeds of an attacker: on two cores it would else take the run's time by itself."""
+# Made once: an attacker on the run's own cores should cost it nothing but its attacks.
+FLOOD = "".join(f"X-{index}: {'y' * 100}\r\n" for index in range(10_000)).encode()
+LONG_LINE = b"GET /" + b"x" * 1_000_000 + b" HTTP/1.1\r\n\r\n"
 PATHS = ("/../run.json", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/ws/../events.jsonl", "/..")
 
 
@@ -54,13 +57,12 @@ def request(port: int, path: str, *headers: str) -> bytes:
 
 def header_flood(port: int) -> bytes:
     """Send headers without an end."""
-    flood = "".join(f"X-{index}: {'y' * 100}\r\n" for index in range(10_000))
-    return answer_to(port, f"GET / HTTP/1.1\r\nHost: {LOOPBACK}:{port}\r\n{flood}".encode())
+    return answer_to(port, f"GET / HTTP/1.1\r\nHost: {LOOPBACK}:{port}\r\n".encode() + FLOOD)
 
 
 def long_line(port: int) -> bytes:
     """Ask for a path of a megabyte."""
-    return answer_to(port, b"GET /" + b"x" * 1_000_000 + b" HTTP/1.1\r\n\r\n")
+    return answer_to(port, LONG_LINE)
 
 
 def nonsense(port: int, rng: random.Random) -> bytes:

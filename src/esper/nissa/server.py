@@ -6,8 +6,9 @@ import random
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import anyio
 import anyio.to_thread
@@ -35,6 +36,8 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 128
 MAX_SOCKETS: Final = 2 * MAX_CONNECTIONS
 """Of every kind. A run needs files of its own, which sockets must not use up."""
+MAX_ARRIVALS_PER_S: Final = 50.0
+"""New connections in the long run; as many as there may be at once may come in one rush."""
 MAX_HEADER_BYTES: Final = 16 * 1024
 REQUEST_GRACE_S: Final = 5.0
 """How long a connection may take, at least, to come up with a request."""
@@ -188,13 +191,36 @@ class _WebSocketProtocol(WebSocketsSansIOProtocol):
         random.setstate(state)
 
 
+@dataclass(eq=False, slots=True)
+class _Arrivals:
+    """How many connections may still come: a storm of them must not take the run's time."""
+
+    per_s: float
+    num_left: float = field(default_factory=lambda: MAX_SOCKETS)
+    last_s: float = 0.0
+
+    def admit(self, now_s: float) -> bool:
+        """Tell whether one more may come now."""
+        earned = self.per_s * (now_s - self.last_s)
+        self.num_left, self.last_s = min(self.num_left + earned, MAX_SOCKETS), now_s
+        if self.num_left < 1.0:
+            return False
+        self.num_left -= 1.0
+        return True
+
+
 class _HttpProtocol(H11Protocol):
     """uvicorn's protocol with an end to sockets that are many, or that never come to the point."""
 
+    def __init__(self, arrivals: _Arrivals, **options: Any) -> None:
+        super().__init__(**options)
+        self.arrivals = arrivals
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, unless there are too many."""
+        """Take a connection, unless there are too many or they come too fast."""
         super().connection_made(transport)
-        if len(self.connections) > MAX_SOCKETS:
+        is_admitted = self.arrivals.admit(self.loop.time())
+        if len(self.connections) > MAX_SOCKETS or not is_admitted:
             transport.abort()
         else:
             self.loop.call_later(REQUEST_GRACE_S, self._look, False)
@@ -224,6 +250,7 @@ async def serve(
     address: ServerAddress,
     *,
     listener: socket.socket | None = None,
+    max_arrivals_per_s: float = MAX_ARRIVALS_PER_S,
     task_status: TaskStatus[ServerAddress] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an app as a task until it is cancelled, then let the clients go cleanly.
@@ -236,7 +263,8 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             app,
-            http=_HttpProtocol,
+            # uvicorn asks for a class and only ever calls it.
+            http=partial(_HttpProtocol, _Arrivals(max_arrivals_per_s)),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             ws=_WebSocketProtocol,
             ws_max_size=MAX_MESSAGE_BYTES,
