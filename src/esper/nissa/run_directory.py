@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from esper import __version__
-from esper.leyline.config import Job
+from esper.leyline.config import Job, ProfilerConfig
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import SCHEMA_VERSION
@@ -21,15 +21,18 @@ from esper.nissa.files import FileSystem, write_atomically
 __all__ = [
     "CHECKPOINTS_DIRECTORY",
     "MANIFEST_FILE",
+    "TRACES_DIRECTORY",
     "build_manifest",
     "cpu_model",
     "create_run_directory",
     "new_run_id",
     "read_manifest",
+    "traces_directory",
 ]
 
 MANIFEST_FILE: Final = "run.json"
 CHECKPOINTS_DIRECTORY: Final = "checkpoints"
+TRACES_DIRECTORY: Final = "traces"
 MAX_MANIFEST_BYTES: Final = 1 << 20
 RECORDED_PACKAGES: Final = ("torch", "numpy", "msgspec", "anyio", "orjson")
 
@@ -58,6 +61,13 @@ def create_run_directory(
             "--telemetry-dir"
         ) from error
     return run_dir
+
+
+def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
+    """Return where a run's torch traces are; None if none are asked for."""
+    if not config.torch:
+        return None
+    return run_dir / TRACES_DIRECTORY if config.torch_dir is None else Path(config.torch_dir)
 
 
 def read_manifest(run_dir: Path) -> RunManifest:
@@ -113,7 +123,10 @@ def build_manifest(
 def _without_private_parts(job: Job) -> Job:
     """Shorten paths to their last part; leave out the token and where the server listens."""
     run = job.run
-    profiler = msgspec.structs.replace(run.profiler, torch_dir=_last_part(run.profiler.torch_dir))
+    torch_dir = run.profiler.torch_dir
+    profiler = msgspec.structs.replace(
+        run.profiler, torch_dir=None if torch_dir is None else _last_part(torch_dir)
+    )
     return msgspec.structs.replace(
         job,
         run=msgspec.structs.replace(

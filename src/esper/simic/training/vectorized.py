@@ -44,6 +44,7 @@ from esper.nissa.run_directory import (
     build_manifest,
     create_run_directory,
     read_manifest,
+    traces_directory,
 )
 from esper.runtime.batches import Batch, SharedBatchIterator, batch_size_for, is_augmented
 from esper.runtime.datasets import Part, TensorDataset
@@ -60,6 +61,7 @@ from esper.simic.telemetry.gradients import (
 )
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.telemetry.step_events import StepRules
+from esper.simic.telemetry.traces import StepTracer, prepare_tracing
 from esper.simic.training.batch_ops import TrainRules
 from esper.simic.training.checkpoints import CheckpointStore
 from esper.simic.training.control import Control
@@ -132,6 +134,8 @@ class TrainingResult:
     history: tuple[BatchSummary, ...]
     state: RunState
     run_dir: Path
+    traces_dir: Path | None
+    """Where torch traces are, if they were asked for."""
     data_note: str | None
     """What the operator has to know about the data."""
 
@@ -180,6 +184,7 @@ def run_job(
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
         plan = plan_job(job, _command(command, job, resumed), resumed, stop)
+        prepare_tracing(job.run.profiler)
         run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
@@ -199,6 +204,7 @@ def run_job(
         history=state.history,
         state=state,
         run_dir=run_dir,
+        traces_dir=traces_directory(run_dir, job.run.profiler),
         data_note=plan.dataset.note,
     )
 
@@ -585,6 +591,7 @@ def _build_trainer(
             collect_layers=collect_per_layer_gradients,
             check_stability=check_numerical_stability,
         ),
+        tracer=StepTracer(run.profiler, traces_directory(hub.run_dir, run.profiler)),
         state=state,
     )
 
