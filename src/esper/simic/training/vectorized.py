@@ -438,7 +438,7 @@ def _open_run_directory(plan: Plan) -> tuple[Path, CheckpointLoaded | None]:
     """Create the run's directory, or take a resumed run's back to its checkpoint."""
     telemetry_dir = Path(plan.job.run.telemetry_dir)
     if plan.resumed is not None:
-        return reopen_run(plan.resumed, telemetry_dir)
+        return reopen_run(plan.resumed, telemetry_dir, plan.job.training.n_episodes)
     manifest = build_manifest(
         plan.job,
         command=plan.command,
@@ -670,7 +670,7 @@ def started_event(plan: Plan) -> TrainingStarted:
         amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         compile_mode=config.compile_mode.value,
         torch_version=str(torch.__version__),
-        resumed_from_round=None if plan.resumed is None else plan.resumed.state.rounds_completed,
+        resumed_from_round=None,
     )
 
 
