@@ -7,7 +7,7 @@ here, when a run is put together.
 
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -31,7 +31,7 @@ from esper.leyline.config import (
 from esper.leyline.errors import EsperError, UnreadableFileError, UsageError
 from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
-from esper.leyline.payloads import CheckpointLoaded, TrainingStarted
+from esper.leyline.payloads import CheckpointLoaded, LaneStalled, TrainingStarted
 from esper.leyline.reports import BatchSummary
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
@@ -62,7 +62,7 @@ from esper.simic.telemetry.gradients import (
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.telemetry.step_events import StepRules
 from esper.simic.telemetry.traces import StepTracer, prepare_tracing
-from esper.simic.training.batch_ops import TrainRules
+from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.checkpoints import CheckpointStore
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
@@ -109,6 +109,7 @@ __all__ = [
     "TrainingResult",
     "build_control",
     "build_engine",
+    "build_watchdog",
     "build_work",
     "grown_header",
     "plan_job",
@@ -312,10 +313,17 @@ def _command(asked: str | None, job: Job, resumed: LoadedRun | None) -> str:
     return resumed.command
 
 
-def plan_job(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> Plan:
+def plan_job(
+    job: Job,
+    command: str,
+    resumed: LoadedRun | None,
+    stop: StopFlag,
+    dataset: TensorDataset | None = None,
+) -> Plan:
     """Decide everything that can go wrong before anything is created.
 
-    A resumed run lends its controller, be it to go on or to be evaluated.
+    A resumed run lends its controller, be it to go on or to be evaluated. Another plan of the same
+    task and data may lend its dataset.
     """
     config = job.training
     task = registered_task(config.task).spec
@@ -337,7 +345,7 @@ def plan_job(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) 
         check_cancelled=stop.checkpoint,
     )
     stop.checkpoint()
-    dataset = load_dataset(config.task, request)
+    dataset = load_dataset(config.task, request) if dataset is None else dataset
     batch_size = batch_size_for(task, config, len(dataset.train))
     iterator = partial(
         SharedBatchIterator,
@@ -470,13 +478,7 @@ async def _run_trainer(
     lane = Lane("control")
     engine = build_engine(plan)
     trainer = _build_trainer(plan, hub, engine, lane)
-    watchdog = Watchdog(
-        lanes=partial(_threads_of, engine, lane),
-        env_ids_of=engine.env_ids_of,
-        deadline_s=plan.job.run.lane_deadline_s,
-        stop=plan.stop,
-        report=hub.emit,
-    )
+    watchdog = build_watchdog(plan, engine, lane, hub.emit, "operational.jsonl")
     if ready_event is not None:
         ready_event.set()
     try:
@@ -504,6 +506,24 @@ def build_engine(
     )
 
 
+def build_watchdog(
+    plan: Plan,
+    engine: LaneEngine[Any, Any],
+    control: Lane,
+    report: Callable[[LaneStalled], object],
+    reported_in: str,
+) -> Watchdog:
+    """Build what notices that one of a plan's threads hangs."""
+    return Watchdog(
+        lanes=partial(_threads_of, engine, control),
+        env_ids_of=engine.env_ids_of,
+        deadline_s=plan.job.run.lane_deadline_s,
+        stop=plan.stop,
+        report=report,
+        reported_in=reported_in,
+    )
+
+
 def build_work(plan: Plan) -> TrainingWork:
     """Build what is done to a plan's envs."""
     config = plan.job.training
@@ -521,7 +541,7 @@ def build_work(plan: Plan) -> TrainingWork:
         rules=TrainRules(
             max_grad_norm=config.max_grad_norm,
             gradient_stride=config.telemetry.gradient_stride,
-            autocast=partial(_autocast, plan.device.type, _amp_dtype(plan)),
+            autocast=_autocast_of(plan),
         ),
         action_rules=plan.rules,
         masker=ActionMasker(plan.rules),
@@ -630,14 +650,28 @@ def _amp_dtype(plan: Plan) -> torch.dtype | None:
     if not config.amp or config.amp_dtype is AmpDtype.OFF:
         return None
     if config.amp_dtype is AmpDtype.AUTO:
-        is_cuda = plan.device.type == "cuda"
-        has_bfloat16 = not is_cuda or torch.cuda.is_bf16_supported()
+        has_bfloat16 = "cuda" not in _host_device_types(plan) or torch.cuda.is_bf16_supported()
         return torch.bfloat16 if has_bfloat16 else torch.float16
     return torch.float16 if config.amp_dtype is AmpDtype.FLOAT16 else torch.bfloat16
 
 
-def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    return nullcontext() if dtype is None else torch_amp.autocast(device_type, dtype=dtype)
+def _host_device_types(plan: Plan) -> tuple[str, ...]:
+    return tuple(sorted({fence.device.type for fence in plan.fences}))
+
+
+def _autocast_of(plan: Plan) -> Autocast:
+    """Return what makes the precision context of a host's forward pass."""
+    dtype = _amp_dtype(plan)
+    return nullcontext if dtype is None else partial(_autocast, _host_device_types(plan), dtype)
+
+
+@contextmanager
+def _autocast(device_types: Sequence[str], dtype: torch.dtype) -> Iterator[None]:
+    """Enter autocast for every kind of device that hosts live on; it heeds none but its own."""
+    with ExitStack() as stack:
+        for device_type in device_types:
+            stack.enter_context(torch_amp.autocast(device_type, dtype=dtype))
+        yield
 
 
 def started_event(plan: Plan) -> TrainingStarted:
