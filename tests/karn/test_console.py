@@ -127,6 +127,13 @@ def test_summary_ends_with_what_became_of_each_blueprint(is_terminal: bool) -> N
     assert all(row[4] == ("+2.50" if int(row[2]) else "-") for row in found)
 
 
+def test_summary_tells_where_things_are_in_whole_lines_however_long() -> None:
+    stream = io.StringIO()
+    footer = ("log  " + "deep/" * 40, "dashboard  http://127.0.0.1:8765/")
+    Console(stream, width=60, footer=footer, clock=lambda: STARTED_TS).finish()
+    assert stream.getvalue().splitlines()[-2:] == list(footer)
+
+
 def test_summary_of_a_run_that_grew_nothing_has_no_table_of_it() -> None:
     stream = io.StringIO()
     console = Console(stream, clock=lambda: STARTED_TS)

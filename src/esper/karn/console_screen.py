@@ -226,12 +226,12 @@ def _policy_words(policy: PolicyView | None) -> str:
     return "" if policy is None else f"KL {number(policy.kl_divergence, '.3g')}"
 
 
-def draw_summary(view: Snapshot, footer: tuple[str, ...] = ()) -> RenderableType:
+def draw_summary(view: Snapshot) -> RenderableType:
     """Draw what stays on the screen when a run is over: how it went, and what grew."""
-    return Group(_overview(view, footer), *_grown(view))
+    return Group(_overview(view), *_grown(view))
 
 
-def _overview(view: Snapshot, footer: tuple[str, ...]) -> RenderableType:
+def _overview(view: Snapshot) -> RenderableType:
     progress, growth = view.progress, view.growth
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -257,8 +257,6 @@ def _overview(view: Snapshot, footer: tuple[str, ...]) -> RenderableType:
         table.add_row("data", Text("synthetic: results say nothing about real data", "bold red"))
     num_alarms = sum(alarm.count for alarm in view.alarms)
     table.add_row("alarms", str(num_alarms) if num_alarms else "none")
-    for line in footer:
-        table.add_row("", Text(line, style="dim"))
     return table
 
 
