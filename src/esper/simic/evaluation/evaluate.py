@@ -23,9 +23,10 @@ from esper.simic.training.grown import save_grown
 from esper.simic.training.keeper import LoadedRun
 from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.plans import Plan
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.resuming import load_run
-from esper.simic.training.vectorized import Plan, plan_job
+from esper.simic.training.vectorized import plan_job
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["evaluate_controller", "evaluate_policy"]

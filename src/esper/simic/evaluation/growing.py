@@ -11,14 +11,9 @@ from esper.leyline.reports import EpisodeRecord
 from esper.leyline.tasks import TaskKind
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.grown import GrownHeader
+from esper.simic.training.plans import Plan, build_control, grown_header
 from esper.simic.training.run_state import best_env_of
-from esper.simic.training.vectorized import (
-    Plan,
-    build_control,
-    build_engine,
-    build_watchdog,
-    grown_header,
-)
+from esper.simic.training.vectorized import build_engine, build_watchdog
 from esper.simic.training.vectorized_trainer import ControlThread
 from esper.tolaria.engine import Engine
 from esper.tolaria.lanes import Lane

@@ -18,9 +18,7 @@ import msgspec
 import torch
 from torch import amp as torch_amp
 
-from esper import __version__
 from esper.leyline.config import (
-    AmpDtype,
     CompileMode,
     GovernorConfig,
     Job,
@@ -31,13 +29,12 @@ from esper.leyline.config import (
 from esper.leyline.errors import EsperError, UnreadableFileError, UsageError
 from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
-from esper.leyline.payloads import CheckpointLoaded, LaneStalled, TrainingStarted
+from esper.leyline.payloads import CheckpointLoaded, LaneStalled
 from esper.leyline.reports import BatchSummary
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.streams import StreamPurpose, stream_seed
-from esper.leyline.tasks import TaskKind, TaskSpec
-from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.leyline.tasks import TaskKind
 from esper.nissa.hub import TelemetryHub, get_hub, use_hub
 from esper.nissa.run_directory import (
     CHECKPOINTS_DIRECTORY,
@@ -53,7 +50,6 @@ from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import ppo_config_from
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
-from esper.simic.rewards.scheme import scheme_of
 from esper.simic.seed_management import calculate_entropy_anneal_steps
 from esper.simic.telemetry.gradients import (
     check_numerical_stability,
@@ -64,10 +60,8 @@ from esper.simic.telemetry.step_events import StepRules
 from esper.simic.telemetry.traces import StepTracer, prepare_tracing
 from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.checkpoints import CheckpointStore
-from esper.simic.training.control import Control
-from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.grown import GrownHeader, GrownWriter
+from esper.simic.training.grown import GrownWriter
 from esper.simic.training.keeper import Keeper, LoadedRun
 from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import (
@@ -78,6 +72,15 @@ from esper.simic.training.machine import (
     warm_up_math,
 )
 from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.plans import (
+    Plan,
+    amp_dtype,
+    build_control,
+    env_context,
+    grown_header,
+    host_device_types,
+    started_event,
+)
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
@@ -93,25 +96,22 @@ from esper.tamiyo.controllers.baselines import (
 )
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.protocol import Controller
-from esper.tamiyo.features import FeatureExtractor, observation_size
+from esper.tamiyo.features import observation_size
 from esper.tamiyo.masks import ActionMasker
 from esper.tamiyo.tracker import TrackerRules
 from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.engine import LaneEngine
-from esper.tolaria.fences import Fence, build_fence, transfer_to
+from esper.tolaria.fences import build_fence, transfer_to
 from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import Watchdog, stop_signals, supervise
 
 __all__ = [
     "GROWN_FILE",
-    "Plan",
     "TrainingResult",
-    "build_control",
     "build_engine",
     "build_watchdog",
     "build_work",
-    "grown_header",
     "plan_job",
     "run_job",
     "train_ppo_vectorized",
@@ -139,26 +139,6 @@ class TrainingResult:
     """Where torch traces are, if they were asked for."""
     data_note: str | None
     """What the operator has to know about the data."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """A job with everything that is decided before anything is created."""
-
-    job: Job
-    task: TaskSpec
-    command: str
-    device: torch.device
-    fences: tuple[Fence, ...]
-    dataset: TensorDataset
-    train_batches: SharedBatchIterator
-    val_batches: SharedBatchIterator
-    test_batches: Callable[[], SharedBatchIterator]
-    """Makes what only an evaluation walks."""
-    rules: ActionRules
-    controller: Controller
-    resumed: LoadedRun | None
-    stop: StopFlag
 
 
 def run_job(
@@ -199,7 +179,7 @@ def run_job(
             if loaded is not None:
                 hub.emit(loaded)
             state = run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    learner = plan.learner
     return TrainingResult(
         agent=None if learner is None else learner.agent,
         history=state.history,
@@ -527,17 +507,8 @@ def build_watchdog(
 def build_work(plan: Plan) -> TrainingWork:
     """Build what is done to a plan's envs."""
     config = plan.job.training
-    context = EnvFactoryContext(
-        config=config,
-        task=plan.task,
-        build_host=registered_task(config.task).build_host,
-        fences=plan.fences,
-        uses_scaler=_amp_dtype(plan) is torch.float16,
-        lstm=plan.controller if isinstance(plan.controller, PolicyController) else None,
-        run_seed=config.seed,
-    )
     return TrainingWork(
-        context=context,
+        context=env_context(plan),
         rules=TrainRules(
             max_grad_norm=config.max_grad_norm,
             gradient_stride=config.telemetry.gradient_stride,
@@ -550,28 +521,11 @@ def build_work(plan: Plan) -> TrainingWork:
     )
 
 
-def build_control(plan: Plan) -> Control:
-    """Build what stands between a plan's envs and its controller."""
-    config = plan.job.training
-    return Control(
-        controller=plan.controller,
-        scheme=scheme_of(config, plan.task),
-        rules=plan.rules,
-        extractor=FeatureExtractor(config.slots, config.max_epochs),
-        masker=ActionMasker(plan.rules),
-        num_envs=config.n_envs,
-        num_steps=config.max_epochs,
-        death_penalty=config.governor.death_penalty,
-        success_accuracy_pct=plan.task.success_accuracy_pct,
-        check_cancelled=plan.stop.checkpoint,
-    )
-
-
 def _build_trainer(
     plan: Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
 ) -> VectorizedPPOTrainer:
     config, run, resumed = plan.job.training, plan.job.run, plan.resumed
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    learner = plan.learner
     state = RunState() if resumed is None else resumed.state
     store = CheckpointStore(
         hub.run_dir / CHECKPOINTS_DIRECTORY,
@@ -626,43 +580,14 @@ def _test_pass(plan: Plan) -> Iterator[Sequence[Batch]]:
     return plan.test_batches().batches(round=0, step=0)
 
 
-def grown_header(plan: Plan) -> GrownHeader:
-    """Return what has to be known of the networks that a plan grows."""
-    config, scale = plan.job.training, plan.dataset.pixel_scale
-    is_custom = registered_task(config.task).build_host is not None
-    return GrownHeader(
-        task=config.task,
-        host=None if is_custom else plan.task.host,
-        slots=config.slots,
-        lifecycle=config.lifecycle,
-        pixel_mean=None if scale is None else scale.mean,
-        pixel_std=None if scale is None else scale.std,
-    )
-
-
 def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
     return (*engine.lanes, lane)
 
 
-def _amp_dtype(plan: Plan) -> torch.dtype | None:
-    """Return the precision that hosts run in under autocast, or None for full precision."""
-    config = plan.job.training
-    if not config.amp or config.amp_dtype is AmpDtype.OFF:
-        return None
-    if config.amp_dtype is AmpDtype.AUTO:
-        has_bfloat16 = "cuda" not in _host_device_types(plan) or torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if has_bfloat16 else torch.float16
-    return torch.float16 if config.amp_dtype is AmpDtype.FLOAT16 else torch.bfloat16
-
-
-def _host_device_types(plan: Plan) -> tuple[str, ...]:
-    return tuple(sorted({fence.device.type for fence in plan.fences}))
-
-
 def _autocast_of(plan: Plan) -> Autocast:
     """Return what makes the precision context of a host's forward pass."""
-    dtype = _amp_dtype(plan)
-    return nullcontext if dtype is None else partial(_autocast, _host_device_types(plan), dtype)
+    dtype = amp_dtype(plan)
+    return nullcontext if dtype is None else partial(_autocast, host_device_types(plan), dtype)
 
 
 @contextmanager
@@ -672,41 +597,3 @@ def _autocast(device_types: Sequence[str], dtype: torch.dtype) -> Iterator[None]
         for device_type in device_types:
             stack.enter_context(torch_amp.autocast(device_type, dtype=dtype))
         yield
-
-
-def started_event(plan: Plan) -> TrainingStarted:
-    """Return what a run says of itself when it begins."""
-    config, run = plan.job.training, plan.job.run
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
-    context = build_work(plan).context
-    dtype = _amp_dtype(plan)
-    return TrainingStarted(
-        esper_version=__version__,
-        schema_version=SCHEMA_VERSION,
-        controller=plan.command,
-        task=config.task,
-        preset=config.preset,
-        data_source=plan.dataset.origin.value,
-        topology=plan.task.host.topology.value,
-        host_params=build_model(context, 0, 0).num_host_params,
-        slot_ids=config.slots,
-        num_rounds=config.n_episodes,
-        num_envs=config.n_envs,
-        num_steps=config.max_epochs,
-        seed=config.seed,
-        reward_family=config.reward_family.value,
-        reward_mode=config.reward_mode.value,
-        telemetry_level=config.telemetry.level,
-        policy_params=None if learner is None else _num_params(learner.agent.network),
-        policy_device=str(plan.device),
-        env_devices=tuple(sorted({str(fence.device) for fence in plan.fences})),
-        num_lanes=num_lanes_for(run.lanes, config.n_envs),
-        amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        compile_mode=config.compile_mode.value,
-        torch_version=str(torch.__version__),
-        resumed_from_round=None,
-    )
-
-
-def _num_params(network: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
