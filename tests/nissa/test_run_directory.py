@@ -94,10 +94,12 @@ def test_manifest_stays_as_it_was_when_the_disk_is_full(tmp_path: Path) -> None:
     assert read_manifest(run_dir) == manifest
 
 
-def test_traces_are_with_the_run_unless_a_directory_is_given(tmp_path: Path) -> None:
+def test_traces_are_with_the_run_unless_another_place_is_given(tmp_path: Path) -> None:
     assert traces_directory(tmp_path, ProfilerConfig()) is None
-    assert traces_directory(tmp_path, ProfilerConfig(torch=True)) == tmp_path / "traces"
-    assert traces_directory(tmp_path, ProfilerConfig(torch=True, torch_dir="x")) == Path("x")
+    within = traces_directory(tmp_path, ProfilerConfig(torch=True))
+    assert within == tmp_path / "profiler_traces"
+    elsewhere = traces_directory(tmp_path, ProfilerConfig(torch=True, torch_dir="/elsewhere"))
+    assert elsewhere == Path("/elsewhere")
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"run_id":"x"}', "\ud800"])

@@ -260,9 +260,9 @@ def test_traces_are_told_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["wait", *flags, "--telemetry-dir", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     (run_dir,) = tmp_path.iterdir()
-    assert f"traces     {run_dir / 'traces'}" in captured.out
+    assert f"traces     {run_dir / 'profiler_traces'}" in captured.out
     assert captured.err == ""
-    assert list((run_dir / "traces").glob("*.json"))
+    assert list((run_dir / "profiler_traces").glob("*.json"))
 
 
 def test_a_port_in_use_is_told_before_anything_is_created(

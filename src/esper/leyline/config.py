@@ -101,8 +101,8 @@ class ProfilerConfig(_Config, frozen=True, kw_only=True):
     phases: bool = True
     torch: bool = False
     """Write traces of what all threads compute, for a trace viewer."""
-    torch_dir: str | None = None
-    """Where traces are written; None takes the run's directory."""
+    torch_dir: str = "./profiler_traces"
+    """Where traces are written, seen from the run's directory."""
     torch_wait: int = 1
     """Steps before the first trace, and between two."""
     torch_warmup: int = 1

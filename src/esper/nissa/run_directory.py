@@ -21,7 +21,6 @@ from esper.nissa.files import FileSystem, write_atomically
 __all__ = [
     "CHECKPOINTS_DIRECTORY",
     "MANIFEST_FILE",
-    "TRACES_DIRECTORY",
     "build_manifest",
     "cpu_model",
     "create_run_directory",
@@ -33,7 +32,6 @@ __all__ = [
 
 MANIFEST_FILE: Final = "run.json"
 CHECKPOINTS_DIRECTORY: Final = "checkpoints"
-TRACES_DIRECTORY: Final = "traces"
 MAX_MANIFEST_BYTES: Final = 1 << 20
 RECORDED_PACKAGES: Final = ("torch", "numpy", "msgspec", "anyio", "orjson")
 
@@ -89,9 +87,7 @@ def _write_manifest(files: FileSystem, run_dir: Path, manifest: RunManifest) -> 
 
 def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
     """Return where a run's torch traces are; None if none are asked for."""
-    if not config.torch:
-        return None
-    return run_dir / TRACES_DIRECTORY if config.torch_dir is None else Path(config.torch_dir)
+    return run_dir / config.torch_dir if config.torch else None
 
 
 def read_manifest(run_dir: Path) -> RunManifest:
@@ -147,10 +143,7 @@ def build_manifest(
 def _without_private_parts(job: Job) -> Job:
     """Shorten paths to their last part; leave out the token and where the server listens."""
     run = job.run
-    torch_dir = run.profiler.torch_dir
-    profiler = msgspec.structs.replace(
-        run.profiler, torch_dir=None if torch_dir is None else _last_part(torch_dir)
-    )
+    profiler = msgspec.structs.replace(run.profiler, torch_dir=_last_part(run.profiler.torch_dir))
     return msgspec.structs.replace(
         job,
         run=msgspec.structs.replace(

@@ -155,7 +155,7 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     "profiling": (
         _switch("--phase-profiler", "run.profiler.phases", "tell where each step's time goes"),
         _switch("--torch-profiler", "run.profiler.torch", "write traces of what threads compute"),
-        _flag("--torch-profiler-dir", "run.profiler.torch_dir", "where, if not with the run"),
+        _flag("--torch-profiler-dir", "run.profiler.torch_dir", "where, seen from the run"),
         _flag("--torch-profiler-wait", "run.profiler.torch_wait", "steps before a trace", int),
         _flag(
             "--torch-profiler-warmup", "run.profiler.torch_warmup", "steps recorded in vain", int

@@ -27,12 +27,12 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = tiny_run(
         tmp_path_factory.mktemp("traced"), task=TINY, run={"lanes": 2, "profiler": profiler}
     )
-    assert result.traces_dir == result.run_dir / "traces"
+    assert result.traces_dir == result.run_dir / "profiler_traces"
     return result.run_dir
 
 
 def test_lanes_and_control_are_in_a_trace_each_on_its_thread(traced: Path) -> None:
-    (path,) = traced.glob("traces/*.json")
+    (path,) = traced.glob("profiler_traces/*.json")
     spans = spans_of(path)
     threads = {span["name"]: span["tid"] for span in spans}
     named = ["lane-0: train", "lane-1: train", "control: decide", "feeder: feed"]
@@ -45,14 +45,14 @@ def test_lanes_and_control_are_in_a_trace_each_on_its_thread(traced: Path) -> No
 
 
 def test_a_trace_holds_the_steps_of_its_schedule_and_is_named_after_the_last(traced: Path) -> None:
-    (path,) = traced.glob("traces/*.json")
+    (path,) = traced.glob("profiler_traces/*.json")
     assert path.name == "round-000000-step-000003.json"
     names = [span["name"] for span in spans_of(path)]
     assert names.count("lane-0: train") == STEPS["torch_active"]
 
 
 def test_a_summary_lists_what_the_steps_cost(traced: Path) -> None:
-    (path,) = traced.glob("traces/*.txt")
+    (path,) = traced.glob("profiler_traces/*.txt")
     assert "aten::convolution_backward" in path.read_text()
 
 
@@ -72,7 +72,7 @@ def test_traces_repeat_until_the_run_ends_where_a_directory_says(tmp_path: Path)
     assert result.traces_dir == where
     # Every second of eight steps; what is under way at the end is written as far as it goes.
     assert len(list(where.iterdir())) == 4
-    assert not (result.run_dir / "traces").exists()
+    assert not (result.run_dir / "profiler_traces").exists()
 
 
 def test_a_trace_under_way_is_written_when_the_run_fails(
@@ -87,7 +87,7 @@ def test_a_trace_under_way_is_written_when_the_run_fails(
     with pytest.raises(RunFailedError, match="no lesson today"):
         tiny_run(tmp_path, run={"profiler": profiler})
 
-    (path,) = tmp_path.glob("*/traces/*.json")
+    (path,) = tmp_path.glob("*/profiler_traces/*.json")
     assert "control: learn" in {span["name"] for span in spans_of(path)}
 
 

@@ -22,7 +22,7 @@ def prepare_tracing(config: ProfilerConfig) -> None:
     """Do what has to be done on the thread that loaded torch, before anything of a run exists."""
     if not config.torch:
         return
-    if config.torch_dir is not None:
+    if Path(config.torch_dir).is_absolute():
         _make_directory(Path(config.torch_dir))
     # The tracer's library tells every start and stop on stderr, which belongs to our own messages.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
