@@ -1,6 +1,7 @@
 """Torch traces: which steps they hold, whose work is in them, and where they are written."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,13 @@ def test_a_place_that_cannot_be_written_is_told_before_a_run_exists(tmp_path: Pa
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_tracer_without_a_directory_is_off() -> None:
+@pytest.mark.anyio
+async def test_a_tracer_without_a_directory_does_nothing() -> None:
+    num_threads = threading.active_count()
     prepare_tracing(ProfilerConfig())
     tracer = StepTracer(ProfilerConfig(), None)
-    assert not tracer.is_on
-    tracer.finish_step(0, 0)
-    tracer.stop()
+    await tracer.start()
+    await tracer.finish_step(0, 0)
+    assert threading.active_count() == num_threads
+    await tracer.stop()
+    assert tracer.num_traces == 0

@@ -11,11 +11,13 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from esper.leyline.config import ProfilerConfig
 from esper.leyline.errors import UsageError
+from esper.tolaria.lanes import Lane
 
 __all__ = ["StepTracer", "prepare_tracing"]
 
 SUMMARY_ROWS: Final = 40
 """Operations that a summary lists, the costliest first."""
+CLOSE_TIMEOUT_S: Final = 5.0
 
 
 def prepare_tracing(config: ProfilerConfig) -> None:
@@ -35,24 +37,38 @@ def prepare_tracing(config: ProfilerConfig) -> None:
 class StepTracer:
     """Records steps of a run by schedule; without a directory it records nothing.
 
-    One thread calls all of it, as torch asks, and the work of all threads is recorded.
+    Torch wants one thread for all of it and records the work of every thread. It is a thread of its
+    own, to which no deadline is set: writing a long trace takes a while.
     """
 
     config: ProfilerConfig
     directory: Path | None
     num_traces: int = 0
     """Written so far."""
+    _lane: Lane | None = None
     _profile: profile | None = None
     _place: str = "start"
     """The step that was finished last, for the name of a file."""
 
-    @property
-    def is_on(self) -> bool:
-        """Tell whether anything is recorded."""
-        return self.directory is not None
+    async def start(self) -> None:
+        """Begin the way to the first trace; the next step is its first."""
+        if self.directory is not None:
+            self._lane = Lane("tracer")
+            await self._lane.run(self._begin)
 
-    def start(self) -> None:
-        """Begin the way to the next trace; the next step is its first."""
+    async def finish_step(self, round_index: int, step: int) -> None:
+        """Note that a step is over; where the schedule says so, a trace begins or is written."""
+        if self._lane is not None:
+            await self._lane.run(self._note_step, f"round-{round_index:06d}-step-{step:06d}")
+
+    async def stop(self) -> None:
+        """End it all; a trace that is under way is written as far as it goes."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            await lane.run(self._end)
+            lane.close(CLOSE_TIMEOUT_S)
+
+    def _begin(self) -> None:
         config = self.config
         self._profile = profile(
             activities=_activities(),
@@ -66,25 +82,22 @@ class StepTracer:
             record_shapes=config.torch_record_shapes,
             profile_memory=config.torch_profile_memory,
             with_stack=config.torch_with_stack,
-            # Without it only the thread that starts a trace is in it: control, and no lane.
+            # Without it only the thread that starts a trace is in it.
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
         self._profile.start()
 
-    def finish_step(self, round_index: int, step: int) -> None:
-        """Note that a step is over; where the schedule says so, a trace begins or is written."""
-        self._place = f"round-{round_index:06d}-step-{step:06d}"
-        num_before = self.num_traces
+    def _note_step(self, place: str) -> None:
+        self._place, num_before = place, self.num_traces
         if self._profile is not None:
             self._profile.step()
         if self.num_traces > num_before:
             # A profiler for each trace: one that goes on keeps it all, or warns that it forgets.
-            self.stop()
+            self._end()
             if self.num_traces != self.config.torch_repeat:
-                self.start()
+                self._begin()
 
-    def stop(self) -> None:
-        """End it all; a trace that is under way is written as far as it goes."""
+    def _end(self) -> None:
         running, self._profile = self._profile, None
         if running is not None:
             running.stop()

@@ -132,8 +132,7 @@ class VectorizedPPOTrainer:
 
     async def begin(self, started: TrainingStarted) -> None:
         """Tell what is about to happen, and make sure that there is a checkpoint to go back to."""
-        if self.tracer.is_on:
-            await self.control.lane.run(self.tracer.start)
+        await self.tracer.start()
         if self.keeper.resumed is None:
             await self.reporter.tell(started)
             await self.save(is_best=False)
@@ -185,8 +184,7 @@ class VectorizedPPOTrainer:
             await self._ask(EventType.OBSERVATION_STATS, self.probes.observation_stats),
         )
         self._note_seeds(outcome)
-        if self.tracer.is_on:
-            await self.control.lane.run(self.tracer.finish_step, outcome.round, outcome.step)
+        await self.tracer.finish_step(outcome.round, outcome.step)
         if all(env is None for env in outcome.envs):
             raise RunFailedError(
                 f"round {outcome.round}, step {outcome.step}: every env has failed; "
@@ -241,10 +239,8 @@ class VectorizedPPOTrainer:
         )
         with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
             await anyio.to_thread.run_sync(self.keeper.save_held)
-        if self.tracer.is_on:
-            # A control thread that hangs was abandoned, and no trace is to be had of it.
-            with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
-                await self.control.lane.run(self.tracer.stop)
+        with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
+            await self.tracer.stop()
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
             await self.reporter.tell(finished)
 
