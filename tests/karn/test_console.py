@@ -99,10 +99,47 @@ def test_summary_tells_how_the_run_ended() -> None:
     console = Console(stream, footer=("log: runs/x/events.jsonl",), clock=lambda: STARTED_TS)
     told(console, STORY)
     console.finish()
-    summary = stream.getvalue().splitlines()[-10:]
+    summary = stream.getvalue().splitlines()
     assert any(re.match(r"run +completed", line) for line in summary)
     assert any("3 of 3" in line for line in summary)
     assert any("runs/x/events.jsonl" in line for line in summary)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_summary_ends_with_what_became_of_each_blueprint(is_terminal: bool) -> None:
+    boards = [event.data for event in STORY if isinstance(event.data, payloads.ScoreboardUpdated)]
+    expected = {
+        score.blueprint: [score.num_germinated, score.num_fossilized, score.num_pruned]
+        for score in boards[-1].blueprints
+    }
+    stream = io.StringIO()
+    console = Console(stream, is_terminal=is_terminal, width=100, clock=lambda: STARTED_TS)
+    told(console, STORY)
+    console.finish()
+
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    rows = text.partition("what grew")[2]
+    assert "germinated  kept  pruned  contribution        age" in rows.splitlines()[0]
+    found = [line.split() for line in rows.splitlines()[1:]]
+    assert {row[0]: [int(word) for word in row[1:4]] for row in found} == expected
+    kept = [int(row[2]) for row in found]
+    assert kept == sorted(kept, reverse=True)
+    assert all(row[4] == ("+2.50" if int(row[2]) else "-") for row in found)
+
+
+def test_summary_tells_where_things_are_in_whole_lines_however_long() -> None:
+    stream = io.StringIO()
+    footer = ("log  " + "deep/" * 40, "dashboard  http://127.0.0.1:8765/")
+    Console(stream, width=60, footer=footer, clock=lambda: STARTED_TS).finish()
+    assert stream.getvalue().splitlines()[-2:] == list(footer)
+
+
+def test_summary_of_a_run_that_grew_nothing_has_no_table_of_it() -> None:
+    stream = io.StringIO()
+    console = Console(stream, clock=lambda: STARTED_TS)
+    told(console, [Wire().event(started(Story()))])
+    console.finish()
+    assert "what grew" not in stream.getvalue()
 
 
 def test_synthetic_data_is_announced_at_the_start_and_at_the_end() -> None:

@@ -257,6 +257,21 @@ def test_operational_events_have_a_numbering_of_their_own() -> None:
     assert bus.last_seq == STORY[-1].seq
 
 
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_a_resumed_run_has_the_rounds_that_were_asked_for_last(is_told_first: bool) -> None:
+    wire = Wire()
+    loaded = payloads.CheckpointLoaded(
+        rounds_completed=2, log_seq=9, num_events_redone=0, path="c", num_rounds=7
+    )
+    events = [wire.event(started(Story())), wire.event(loaded, is_operational=True)]
+
+    view = view_of(events[::-1] if is_told_first else events)
+
+    assert view.run is not None
+    assert (view.run.facts.num_rounds, view.run.facts.resumed_from_round) == (7, 2)
+    assert view.progress.num_rounds == 7
+
+
 def test_counts_are_those_of_the_log() -> None:
     counts = Counter(event.event_type.value for event in STORY)
     bus = view_of(STORY).bus

@@ -106,7 +106,7 @@ def test_layers_are_not_changed_by_merging() -> None:
         ({"training": {"governor": {"history_window": 5}}}, r"window = 5: must be at least min_"),
         ({"training": {"devices": ["cpu"] * 5}}, r"must name 1 to n_envs devices"),
         ({"training": 3}, r"training = 3: must be a table"),
-        ({"run": {"profiler": {"torch": True}}}, r"torch traces are not written yet"),
+        ({"run": {"profiler": {"torch_active": 0}}}, r"torch_active = 0: must be at least 1"),
         ({"run": {"lanes": 0}}, r"run.lanes = 0: must be at least 1"),
         ({"run": {"serve": "8765"}}, r"run.serve = '8765': must be HOST:PORT"),
     ],

@@ -17,7 +17,9 @@ from esper.nissa.run_directory import (
     build_manifest,
     create_run_directory,
     new_run_id,
+    put_rounds_on_record,
     read_manifest,
+    traces_directory,
 )
 
 
@@ -66,6 +68,38 @@ def test_full_disk_is_told_with_path_and_errno(tmp_path: Path) -> None:
     manifest = build_manifest(Job(), command="ppo", machine_kind="kind")
     with pytest.raises(UsageError, match=r"injected; choose another place with --telemetry-dir"):
         create_run_directory(tmp_path, manifest, files=files)
+
+
+def test_number_of_rounds_is_put_on_record_and_nothing_else(tmp_path: Path) -> None:
+    manifest = build_manifest(Job(), command="ppo", machine_kind="kind")
+    run_dir = create_run_directory(tmp_path, manifest)
+
+    put_rounds_on_record(run_dir, 123)
+
+    found = read_manifest(run_dir)
+    assert found.job.training.n_episodes == 123
+    put_rounds_on_record(run_dir, manifest.job.training.n_episodes)
+    assert read_manifest(run_dir) == manifest
+
+
+def test_manifest_stays_as_it_was_when_the_disk_is_full(tmp_path: Path) -> None:
+    manifest = build_manifest(Job(), command="ppo", machine_kind="kind")
+    run_dir = create_run_directory(tmp_path, manifest)
+    files = FailingFiles()
+    files.write_error = errno.ENOSPC
+
+    with pytest.raises(UsageError, match=r"cannot note that the run has 123 rounds now: injected"):
+        put_rounds_on_record(run_dir, 123, files=files)
+
+    assert read_manifest(run_dir) == manifest
+
+
+def test_traces_are_with_the_run_unless_another_place_is_given(tmp_path: Path) -> None:
+    assert traces_directory(tmp_path, ProfilerConfig()) is None
+    within = traces_directory(tmp_path, ProfilerConfig(torch=True))
+    assert within == tmp_path / "profiler_traces"
+    elsewhere = traces_directory(tmp_path, ProfilerConfig(torch=True, torch_dir="/elsewhere"))
+    assert elsewhere == Path("/elsewhere")
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"run_id":"x"}', "\ud800"])

@@ -45,24 +45,6 @@ def test_flags_files_and_settings_are_merged_in_that_order(
     assert job["run"]["lanes"] == 3
 
 
-def test_every_flag_reaches_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (
-        "--preset cifar_baseline --task cifar_scale --rounds 7 --envs 3 --episode-length 9 "
-        "--slots r0c0 r0c4 --seed 5"
-    )
-    training = shown(capsys, *flags.split())["training"]
-    expected = {
-        "preset": "cifar_baseline",
-        "task": "cifar_scale",
-        "n_episodes": 7,
-        "n_envs": 3,
-        "max_epochs": 9,
-        "slots": ["r0c0", "r0c4"],
-        "seed": 5,
-    }
-    assert {key: training[key] for key in expected} == expected
-
-
 def test_a_shown_configuration_can_be_used_as_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -81,6 +63,14 @@ def test_a_shown_configuration_can_be_used_as_a_file(
         (["--set", "=1"], "--set =1: expected KEY=VALUE"),
         (["--slots", "late"], "slot id 'late'"),
         (["--envs", "0"], "n_envs = 0: must be at least 1"),
+        (["--torch-profiler-wait", "-1"], "torch_wait = -1: must be at least 0"),
+        (["--torch-profiler-warmup", "0"], "torch_warmup = 0: must be at least 1"),
+        (["--torch-profiler-active", "0"], "torch_active = 0: must be at least 1"),
+        (["--torch-profiler-repeat", "-2"], "torch_repeat = -2: must be at least 0"),
+        (
+            ["--torch-profiler", "--rounds", "1", "--episode-length", "2"],
+            "leaves nothing of the run's 2 steps to trace",
+        ),
         (["--config", "nowhere.toml"], "nowhere.toml: cannot read the configuration: No such"),
     ],
 )

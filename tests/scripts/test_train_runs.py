@@ -1,15 +1,40 @@
 """`esper-train` as its user runs it: training, resuming, evaluating, refusing."""
 
 import json
+import math
 import socket
+import threading
 from pathlib import Path
 
+import httpx
 import pytest
+from tests.runtime.data_files import fashion_files, write_files
+from tests.simic.training.runs import TINY as TINY_TASK
+from tests.simic.training.runs import (
+    TINY_LM,
+    lines_of,
+    register_tiny_tasks,
+    weights_digest,
+)
 
 import esper
 from esper.scripts.train import main
 
 TINY = ["--rounds", "1", "--envs", "2", "--episode-length", "3"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run that nobody watched."""
+    return trained(tmp_path_factory.mktemp("finished"))
+
+
+def contents_of(run_dir: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+
+def checkpoint_in(run_dir: Path) -> Path:
+    return run_dir / "checkpoints" / "round-000001.pt"
 
 
 def trained(tmp_path: Path, *arguments: str) -> Path:
@@ -79,6 +104,16 @@ def test_evaluation_reports_every_env_and_saves_a_network(
         (["ppo", "--device", "cuda:77"], "cuda:77"),
         (["ppo", "--device", "tpu"], "tpu"),
         (["ppo", "--task", "digts"], "did you mean 'digits'"),
+        (["ppo", "--preset", "cifar_baselin"], "did you mean 'cifar_baseline'"),
+        (["ppo", "--slots", "r0c9"], "task digits has no such slot; it has r0c0"),
+        (["ppo", "--slots", "late"], "slot id 'late'"),
+        (["ppo", "--set", "training.reward_mode=dense"], "must be one of shaped"),
+        (["ppo", "--reward-family", "loss", "--reward-mode", "sparse"], "with the loss family"),
+        (["ppo", "--envs", "0"], "n_envs = 0: must be at least 1"),
+        (["ppo", "--rounds", "0"], "n_episodes = 0: must be at least 1"),
+        (["ppo", "--lanes", "-1"], "run.lanes = -1: must be at least 1"),
+        (["ppo", "--devices", "cpu", "cpu", "cpu", "cpu", "cpu"], "must name 1 to n_envs devices"),
+        (["ppo", "--torch-profiler", "--torch-profiler-active", "0"], "torch_active = 0"),
         (["ppo", "--resume", "latest"], "holds no checkpoint"),
         (["ppo", "--resume", "nowhere.pt"], "nowhere.pt"),
         (["ppo", "--data", "real", "--task", "cifar_baseline", "--data-dir", "."], "cifar"),
@@ -95,6 +130,139 @@ def test_bad_input_is_one_sentence_with_code_two_and_creates_nothing(
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--task", "bytes_lm"], "training.task was 'digits' and is now 'bytes_lm'"),
+        (["--slots", "r0c0"], "training.slots was"),
+        (["--memory-size", "16"], "training.lstm_hidden_dim was"),
+        (["--envs", "3"], "training.n_envs was 2 and is now 3"),
+        (["--seed", "7"], "training.seed was 42 and is now 7"),
+        (["--rounds", "0"], "n_episodes = 0: must be at least 1"),
+    ],
+)
+def test_a_resume_with_what_may_not_differ_is_refused_and_loses_nothing(
+    flags: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents_of(finished)
+    assert main(["ppo", "--resume", str(checkpoint_in(finished)), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert contents_of(finished) == before
+
+
+def test_a_resume_by_another_controller_is_refused_and_loses_nothing(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents_of(finished)
+    assert main(["wait", "--resume", str(checkpoint_in(finished))]) == 2
+    assert "'ppo'" in capsys.readouterr().err
+    assert contents_of(finished) == before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, None])
+@pytest.mark.parametrize("command", ["ppo --resume", "eval --checkpoint"])
+def test_a_checkpoint_that_is_cut_or_not_ours_is_refused_and_creates_nothing(
+    command: str,
+    share: float | None,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, path = checkpoint_in(finished).read_bytes(), tmp_path / "damaged.pt"
+    path.write_bytes(b"not ours" if share is None else whole[: int(share * len(whole))])
+    assert main([*command.split(), str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "damaged.pt: not a checkpoint of Esper, or damaged" in error
+    assert error.count("\n") == 1
+    assert [item.name for item in tmp_path.iterdir()] == ["damaged.pt"]
+
+
+def test_a_data_file_that_is_damaged_is_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path / "data", fashion_files())
+    (tmp_path / "data" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03 cut off")
+    where = ["--data-dir", str(tmp_path / "data"), "--telemetry-dir", str(tmp_path / "runs")]
+    assert main(["ppo", "--task", "fashion_mnist", "--data", "real", *where]) == 2
+    error = capsys.readouterr().err
+    assert "train-images-idx3-ubyte" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_is_served_answers_throughout_and_equals_one_that_is_not(
+    finished: Path, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    over, statuses = threading.Event(), []
+    client = threading.Thread(target=ask_until, args=(f"http://{address}/healthz", over, statuses))
+    client.start()
+    try:
+        served = trained(tmp_path, "--serve", address)
+    finally:
+        over.set()
+        client.join(10)
+
+    assert len(statuses) > 3
+    assert set(statuses) == {200}
+    assert lines_of(served) == lines_of(finished)
+    digests = [weights_digest(checkpoint_in(run_dir)) for run_dir in (served, finished)]
+    assert digests[0] == digests[1]
+
+
+def ask_until(url: str, over: threading.Event, statuses: list[int]) -> None:
+    """Ask for a page again and again; before and after the run there is nobody to answer."""
+    while not over.wait(0.02):
+        try:
+            statuses.append(httpx.get(url, timeout=5).status_code)
+        except httpx.TimeoutException:
+            statuses.append(0)
+        except httpx.TransportError:
+            continue
+
+
+def test_a_language_model_is_trained_on_falling_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--task", "bytes_lm", "--reward-family", "loss", "--envs", "1", "--rounds", "1"]
+    flags += ["--episode-length", "2", "--memory-size", "16", "--json"]
+    assert main(["ppo", *flags, "--telemetry-dir", str(tmp_path)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    (run_dir,) = tmp_path.iterdir()
+    epochs = [
+        event["data"]
+        for event in map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+        if event["event_type"] == "EPOCH_COMPLETED"
+    ]
+    assert epochs[1]["val_loss"] < epochs[0]["val_loss"] < math.log(256)
+    assert summary["rounds"][0]["mean_reward"] > 0
+
+
+@pytest.mark.parametrize("command", ["heuristic", "random", "periodic"])
+def test_any_controller_trains_a_small_task_of_either_kind(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_tiny_tasks()
+    for task in (TINY_TASK, TINY_LM):
+        flags = ["--task", task, "--rounds", "1", "--json", "--telemetry-dir", str(tmp_path / task)]
+        assert main([command, *flags]) == 0
+        assert len(json.loads(capsys.readouterr().out)["rounds"]) == 1
+
+
+def test_traces_are_told_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    register_tiny_tasks()
+    flags = ["--task", TINY_TASK, "--rounds", "1", "--torch-profiler"]
+    assert main(["wait", *flags, "--telemetry-dir", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    (run_dir,) = tmp_path.iterdir()
+    assert f"traces     {run_dir / 'profiler_traces'}" in captured.out
+    assert captured.err == ""
+    assert list((run_dir / "profiler_traces").glob("*.json"))
 
 
 def test_a_port_in_use_is_told_before_anything_is_created(
@@ -116,14 +284,3 @@ def test_an_unwritable_telemetry_directory_is_told_by_name(
     error = capsys.readouterr().err
     assert str(tmp_path / "file") in error
     assert error.count("\n") == 1
-
-
-def test_a_checkpoint_of_another_task_may_not_be_resumed_as_this_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = trained(tmp_path)
-    checkpoint = str(run_dir / "checkpoints" / "round-000001.pt")
-    before = {path: path.stat().st_size for path in run_dir.rglob("*")}
-    assert main(["ppo", "--resume", checkpoint, "--task", "bytes_lm"]) == 2
-    assert "'digits'" in capsys.readouterr().err
-    assert {path: path.stat().st_size for path in run_dir.rglob("*")} == before

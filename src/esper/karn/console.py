@@ -155,5 +155,9 @@ class Console:
 
     def finish(self) -> None:
         """Write the final summary."""
-        if not self._is_quiet:
-            self._rich.print(draw_summary(self.snapshot(), self._footer))
+        if self._is_quiet:
+            return
+        self._rich.print(draw_summary(self.snapshot()))
+        for line in ("", *self._footer) if self._footer else ():
+            # Whole, however narrow the terminal: these are to be copied.
+            self._rich.print(Text(line, style="dim"), soft_wrap=True)

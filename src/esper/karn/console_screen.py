@@ -226,8 +226,12 @@ def _policy_words(policy: PolicyView | None) -> str:
     return "" if policy is None else f"KL {number(policy.kl_divergence, '.3g')}"
 
 
-def draw_summary(view: Snapshot, footer: tuple[str, ...] = ()) -> RenderableType:
-    """Draw the table that stays on the screen when a run is over."""
+def draw_summary(view: Snapshot) -> RenderableType:
+    """Draw what stays on the screen when a run is over: how it went, and what grew."""
+    return Group(_overview(view), *_grown(view))
+
+
+def _overview(view: Snapshot) -> RenderableType:
     progress, growth = view.progress, view.growth
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -253,6 +257,25 @@ def draw_summary(view: Snapshot, footer: tuple[str, ...] = ()) -> RenderableType
         table.add_row("data", Text("synthetic: results say nothing about real data", "bold red"))
     num_alarms = sum(alarm.count for alarm in view.alarms)
     table.add_row("alarms", str(num_alarms) if num_alarms else "none")
-    for line in footer:
-        table.add_row("", Text(line, style="dim"))
     return table
+
+
+def _grown(view: Snapshot) -> list[RenderableType]:
+    """Draw a row per blueprint that was tried, those that were kept most first."""
+    scores = view.growth.blueprints
+    if not scores:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("what grew", no_wrap=True)
+    for name in ("germinated", "kept", "pruned", "contribution", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for score in sorted(scores, key=lambda one: (-one.num_fossilized, -one.num_germinated)):
+        table.add_row(
+            Text(printable(score.blueprint), style="green" if score.num_fossilized else ""),
+            str(score.num_germinated),
+            str(score.num_fossilized),
+            str(score.num_pruned),
+            number(score.mean_contribution_pp, "+.2f", " pp"),
+            number(score.mean_age_steps, ".1f", " steps"),
+        )
+    return [Text(), table]

@@ -53,6 +53,7 @@ class RunView(_View, frozen=True, kw_only=True):
     group: str
     started_ts: float
     facts: TrainingStarted
+    """As TRAINING_STARTED tells them; number of rounds and resumption as CHECKPOINT_LOADED does."""
 
 
 class ProgressView(_View, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from esper.karn.alarms import AlarmBoard, is_alarm
 from esper.karn.attention import rank_envs
@@ -48,6 +48,8 @@ class ViewModel:
         self.version = 0
         """Grows with every event; a patch brings a client from one version to another."""
         self._run: RunView | None = None
+        self._resumed: payloads.CheckpointLoaded | None = None
+        """The last time that the run went on from a checkpoint."""
         self._progress = ProgressTrack()
         self._rounds = RoundTrack()
         self._steps = StepTrack()
@@ -122,7 +124,26 @@ class ViewModel:
 
     def _on_started(self, event: Event, data: payloads.TrainingStarted) -> None:
         self._run = RunView(run_id=event.run_id, group=event.group, started_ts=event.ts, facts=data)
-        self._progress.facts = data
+        self._put_in_force()
+
+    def _on_resumed(self, _: Event, data: payloads.CheckpointLoaded) -> None:
+        # The operational log may be read before the one that tells how the run began.
+        self._resumed = data
+        self._put_in_force()
+
+    def _put_in_force(self) -> None:
+        """Let the facts say what holds since the run was last resumed."""
+        run, resumed = self._run, self._resumed
+        if run is None:
+            return
+        if resumed is not None:
+            facts = structs.replace(
+                run.facts,
+                num_rounds=resumed.num_rounds or run.facts.num_rounds,
+                resumed_from_round=resumed.rounds_completed,
+            )
+            self._run = run = structs.replace(run, facts=facts)
+        self._progress.facts = run.facts
         self._touch("run")
 
     def _on_finished(self, _: Event, data: payloads.RunFinished) -> None:
@@ -381,6 +402,7 @@ _HANDLERS: Final[Mapping[type[Payload], _Handler]] = {
     payloads.TrainingStarted: ViewModel._on_started,
     payloads.RunFinished: ViewModel._on_finished,
     payloads.CheckpointSaved: ViewModel._on_checkpoint,
+    payloads.CheckpointLoaded: ViewModel._on_resumed,
     payloads.EpochCompleted: ViewModel._on_epoch,
     payloads.LastAction: ViewModel._on_action,
     payloads.CounterfactualMatrixComputed: ViewModel._on_matrix,

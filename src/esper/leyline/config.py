@@ -100,15 +100,22 @@ class ProfilerConfig(_Config, frozen=True, kw_only=True):
 
     phases: bool = True
     torch: bool = False
+    """Write traces of what all threads compute, for a trace viewer."""
     torch_dir: str = "./profiler_traces"
+    """Where traces are written, seen from the run's directory."""
     torch_wait: int = 1
+    """Steps before the first trace, and between two."""
     torch_warmup: int = 1
+    """Steps that are recorded and thrown away, as recording starts slowly."""
     torch_active: int = 3
+    """Steps of one trace."""
     torch_repeat: int = 1
+    """Traces; 0 writes them until the run ends."""
     torch_record_shapes: bool = False
     torch_profile_memory: bool = False
     torch_with_stack: bool = False
     torch_summary: bool = False
+    """Write a table of the costliest operations beside each trace."""
 
 
 class TrainingConfig(_Config, frozen=True, kw_only=True):

@@ -164,6 +164,7 @@ def _check_job(job: Job, task: TaskSpec) -> None:
         *_group_checks(job.training),
         *_reward_checks(job.training),
         *_run_checks(job.run),
+        *_profiler_checks(job),
     ):
         if not is_valid:
             raise InvalidValueError(key, value, constraint)
@@ -272,12 +273,27 @@ def _run_checks(run: RunOptions) -> Iterator[_Check]:
     for name in ("checkpoint_every", "fsync_interval_ms"):
         value = getattr(run, name)
         yield f"run.{name}", value, value >= 1, "must be at least 1"
-    constraint = "torch traces are not written yet; run.profiler.phases tells where time goes"
-    yield "run.profiler.torch", run.profiler.torch, not run.profiler.torch, constraint
     if run.serve is not None:
         host, _, port = run.serve.rpartition(":")
         is_valid = bool(host) and port.isdigit() and int(port) <= 65535
         yield "run.serve", run.serve, is_valid, "must be HOST:PORT, such as 127.0.0.1:8765"
+
+
+def _profiler_checks(job: Job) -> Iterator[_Check]:
+    profiler = job.run.profiler
+    for name, least in (
+        ("torch_wait", 0),
+        ("torch_warmup", 1),
+        ("torch_active", 1),
+        ("torch_repeat", 0),
+    ):
+        value = getattr(profiler, name)
+        yield f"run.profiler.{name}", value, value >= least, f"must be at least {least}"
+    num_steps = job.training.n_episodes * job.training.max_epochs
+    is_reached = profiler.torch_wait + profiler.torch_warmup < num_steps
+    constraint = f"with torch_warmup it leaves nothing of the run's {num_steps} steps to trace"
+    is_valid = is_reached or not profiler.torch
+    yield "run.profiler.torch_wait", profiler.torch_wait, is_valid, constraint
 
 
 def layer_from_text(text: str, *, source: str, is_toml: bool) -> Layer:

@@ -56,6 +56,8 @@ class TrainingStarted(Payload, frozen=True, kw_only=True):
     compile_mode: str
     torch_version: Volatile[str]
     resumed_from_round: Volatile[int | None]
+    """None in a log, as that of a resumed run equals that of one that was never interrupted;
+    CHECKPOINT_LOADED tells where a run went on, and views put it here."""
 
 
 class RunFinished(Payload, frozen=True, kw_only=True):
@@ -88,6 +90,8 @@ class CheckpointLoaded(Payload, frozen=True, kw_only=True):
     log_seq: int
     num_events_redone: int
     path: str
+    num_rounds: int | None = None
+    """Rounds that the run has from here on, which may be more than it began with."""
 
 
 class EnvFailed(Payload, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from esper import __version__
-from esper.leyline.config import Job
+from esper.leyline.config import Job, ProfilerConfig
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import SCHEMA_VERSION
@@ -25,7 +25,9 @@ __all__ = [
     "cpu_model",
     "create_run_directory",
     "new_run_id",
+    "put_rounds_on_record",
     "read_manifest",
+    "traces_directory",
 ]
 
 MANIFEST_FILE: Final = "run.json"
@@ -46,11 +48,10 @@ def create_run_directory(
     files = files or FileSystem()
     stamp = datetime.fromisoformat(manifest.created).strftime("%Y%m%dT%H%M%SZ")
     run_dir = telemetry_dir / f"{stamp}_{manifest.run_id}"
-    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
     try:
         files.make_directory(run_dir)
         files.make_directory(run_dir / CHECKPOINTS_DIRECTORY)
-        write_atomically(files, run_dir / MANIFEST_FILE, data)
+        _write_manifest(files, run_dir, manifest)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(
@@ -58,6 +59,35 @@ def create_run_directory(
             "--telemetry-dir"
         ) from error
     return run_dir
+
+
+def put_rounds_on_record(
+    run_dir: Path, num_rounds: int, *, files: FileSystem | None = None
+) -> None:
+    """Let a run's manifest tell the number of rounds it has now, which a resume may change."""
+    manifest = read_manifest(run_dir)
+    if manifest.job.training.n_episodes == num_rounds:
+        return
+    training = msgspec.structs.replace(manifest.job.training, n_episodes=num_rounds)
+    job = msgspec.structs.replace(manifest.job, training=training)
+    try:
+        _write_manifest(files or FileSystem(), run_dir, msgspec.structs.replace(manifest, job=job))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"{run_dir / MANIFEST_FILE}: cannot note that the run has {num_rounds} rounds now: "
+            f"{reason}"
+        ) from error
+
+
+def _write_manifest(files: FileSystem, run_dir: Path, manifest: RunManifest) -> None:
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    write_atomically(files, run_dir / MANIFEST_FILE, data)
+
+
+def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
+    """Return where a run's torch traces are; None if none are asked for."""
+    return run_dir / config.torch_dir if config.torch else None
 
 
 def read_manifest(run_dir: Path) -> RunManifest:

@@ -154,6 +154,39 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     ),
     "profiling": (
         _switch("--phase-profiler", "run.profiler.phases", "tell where each step's time goes"),
+        _switch("--torch-profiler", "run.profiler.torch", "write traces of what threads compute"),
+        _flag("--torch-profiler-dir", "run.profiler.torch_dir", "where, seen from the run"),
+        _flag("--torch-profiler-wait", "run.profiler.torch_wait", "steps before a trace", int),
+        _flag(
+            "--torch-profiler-warmup", "run.profiler.torch_warmup", "steps recorded in vain", int
+        ),
+        _flag("--torch-profiler-active", "run.profiler.torch_active", "steps of a trace", int),
+        _flag(
+            "--torch-profiler-repeat",
+            "run.profiler.torch_repeat",
+            "traces; 0 writes them until the run ends",
+            int,
+        ),
+        _switch(
+            "--torch-profiler-record-shapes",
+            "run.profiler.torch_record_shapes",
+            "record the shapes of tensors",
+        ),
+        _switch(
+            "--torch-profiler-profile-memory",
+            "run.profiler.torch_profile_memory",
+            "record what is allocated",
+        ),
+        _switch(
+            "--torch-profiler-with-stack",
+            "run.profiler.torch_with_stack",
+            "record Python's stack, which is slow",
+        ),
+        _switch(
+            "--torch-profiler-summary",
+            "run.profiler.torch_summary",
+            "write a table of the costliest operations beside a trace",
+        ),
     ),
 }
 """Every flag that sets a key, in groups of the help."""

@@ -41,6 +41,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     final_accuracy_pct: float | None
     best_accuracy_pct: float | None
     duration_s: float
+    traces_dir: str | None
     data_note: str | None
 
 
@@ -62,6 +63,7 @@ def summary_of(result: "TrainingResult") -> RunSummary:
         final_accuracy_pct=result.state.final_accuracy_pct,
         best_accuracy_pct=result.state.best_accuracy_pct,
         duration_s=sum(summary.duration_s for summary in result.history),
+        traces_dir=None if result.traces_dir is None else str(result.traces_dir),
         data_note=result.data_note,
     )
 

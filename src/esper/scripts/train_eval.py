@@ -34,6 +34,12 @@ def add_eval_flags(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--lanes", type=int, metavar="N", help="worker threads (default: cores)")
     parser.add_argument(
+        "--lane-deadline",
+        type=float,
+        metavar="SECONDS",
+        help="silence after which a lane hangs (default: as in the run)",
+    )
+    parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="where the data are (default: as in the run)"
     )
     parser.add_argument(
@@ -56,6 +62,7 @@ def run_eval(arguments: Namespace) -> int:
         seeds=arguments.seeds,
         greedy=arguments.greedy,
         lanes=arguments.lanes,
+        lane_deadline_s=arguments.lane_deadline,
         data_dir=arguments.data_dir,
         save_model=arguments.save_model,
     )

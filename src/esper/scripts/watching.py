@@ -15,6 +15,7 @@ from esper.karn.view_feed import ViewFeed
 from esper.leyline.config import RunOptions
 from esper.leyline.errors import TelemetryLostError
 from esper.nissa.hub import TelemetryHub
+from esper.nissa.run_directory import traces_directory
 from esper.nissa.security import Security
 from esper.nissa.server import ServerAddress, build_app, listen, serve
 
@@ -43,7 +44,7 @@ class Watcher:
     """Runs beside a run: feeds the view, draws the console, serves the dashboard."""
 
     output: TextIO
-    is_quiet: bool
+    run: RunOptions
     service: _Service | None
 
     async def __call__(self, hub: TelemetryHub) -> None:
@@ -52,7 +53,7 @@ class Watcher:
         Consumes: the run's log. Produces: screens, pages, live frames. Waits for: the end of the
         run. Unblocked by: the supervisor's cancellation.
         """
-        console = Console(self.output, is_quiet=self.is_quiet, footer=self._footer(hub))
+        console = Console(self.output, is_quiet=self.run.quiet, footer=self._footer(hub))
         feed = ViewFeed(hub.live, hub.run_dir, listeners=[console.on_event])
         try:
             async with anyio.create_task_group() as tasks:
@@ -67,8 +68,13 @@ class Watcher:
             console.finish()
 
     def _footer(self, hub: TelemetryHub) -> tuple[str, ...]:
-        where = (f"log        {hub.run_dir}",)
-        return where if self.service is None else (*where, f"dashboard  {self.service.url}")
+        lines = [f"log        {hub.run_dir}"]
+        traces = traces_directory(hub.run_dir, self.run.profiler)
+        if traces is not None:
+            lines.append(f"traces     {traces}")
+        if self.service is not None:
+            lines.append(f"dashboard  {self.service.url}")
+        return tuple(lines)
 
     async def _serve(self, service: _Service, hub: TelemetryHub, feed: ViewFeed) -> None:
         app = build_app(
@@ -92,4 +98,4 @@ def build_watcher(run: RunOptions, output: TextIO) -> Watcher:
         )
         service = _Service(address=address, listener=listen(address), security=security)
         print(f"dashboard at {service.url}", file=output, flush=True)
-    return Watcher(output=output, is_quiet=run.quiet, service=service)
+    return Watcher(output=output, run=run, service=service)

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
+from torch.profiler import record_function
 
 from esper.tolaria.stopping import StopFlag, beat_at_checkpoints
 
@@ -104,7 +105,9 @@ class Lane:
         while (call := self._calls.get()) is not None:
             self.beat()
             self._current = call
-            call.run()
+            # A span of its own in a torch trace, which knows threads by their numbers alone.
+            with record_function(f"{self.name}: {call.name}"):
+                call.run()
             self._current = None
             self._last_beat_s = None
 
@@ -119,6 +122,11 @@ class _Call(Generic[T]):
     ) -> None:
         self.future: Future[T] = Future()
         self._call, self._args, self._kwargs = call, args, kwargs
+
+    @property
+    def name(self) -> str:
+        """Return what the call does, as far as its function tells."""
+        return getattr(self._call, "__name__", type(self._call).__name__)
 
     def run(self) -> None:
         """Carry the call out; whatever it raises belongs to whoever awaits the future."""

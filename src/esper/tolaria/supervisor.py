@@ -34,12 +34,24 @@ class Watchdog:
         deadline_s: float,
         stop: StopFlag,
         report: Callable[[LaneStalled], object],
+        reported_in: str = "operational.jsonl",
     ) -> None:
+        """Watch what `lanes` returns, whichever lanes there are by then.
+
+        Args:
+            lanes: returns the lanes.
+            env_ids_of: returns the envs that a lane owns.
+            deadline_s: how long a lane may be silent.
+            stop: set for the other lanes when one is given up.
+            report: takes what is known of the lane that stalled.
+            reported_in: where its stack is found then, for the message.
+        """
         self._lanes = lanes
         self._env_ids_of = env_ids_of
         self._deadline_s = deadline_s
         self._stop = stop
         self._report = report
+        self._reported_in = reported_in
         self.failure: RunFailedError | None = None
         self.max_loop_lag_s = 0.0
 
@@ -65,7 +77,7 @@ class Watchdog:
         envs = ", ".join(map(str, env_ids))
         self.failure = RunFailedError(
             f"{lane.name} (envs {envs or 'none'}) has been silent for {silent_s:.0f} s; its stack "
-            "is in operational.jsonl, --lane-deadline sets how long is allowed"
+            f"is in {self._reported_in}, --lane-deadline sets how long is allowed"
         )
         self._report(
             LaneStalled(

@@ -18,7 +18,12 @@ from tests.simic.training.runs import (
 
 import esper
 from esper.leyline.config import DataSource
-from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
+from esper.leyline.errors import (
+    InterruptedRunError,
+    RunFailedError,
+    UnreadableFileError,
+    UsageError,
+)
 from esper.leyline.evaluation import EvaluationReport
 from esper.leyline.reports import EpisodeStatus
 from esper.runtime.datasets import Split, TensorDataset
@@ -195,6 +200,48 @@ class _Breaking(TrainingWork):
         if env.env_idx == 0 and step == 1:
             raise ValueError("injected")
         return super().validate(env, step, beat)
+
+
+def test_data_are_loaded_once_for_all_seeds(
+    trained: TrainingResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+
+    def noted(name: str, request: DataRequest) -> TensorDataset:
+        loaded.append(name)
+        return load_dataset(name, request)
+
+    monkeypatch.setattr(vectorized, "load_dataset", noted)
+    evaluate_policy(checkpoint_of(trained), seeds=[1, 2, 3])
+    assert loaded == [TINY]
+
+
+def test_a_lane_that_hangs_ends_the_evaluation_with_its_stack_in_the_log(
+    trained: TrainingResult, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = threading.Event()
+
+    def hang(self: TrainingWork, env: object, step: int) -> None:
+        released.wait(30)
+
+    monkeypatch.setattr(TrainingWork, "begin_train", hang)
+    try:
+        with pytest.raises(RunFailedError, match=r"lane-0 \(envs 0\).*--lane-deadline"):
+            evaluate_policy(checkpoint_of(trained), seeds=[1, 2], lanes=2, lane_deadline_s=0.5)
+    finally:
+        released.set()
+    assert "in hang" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"lanes": 0}, "lanes = 0"), ({"lane_deadline_s": 0.0}, "lane deadline = 0.0")],
+)
+def test_lanes_that_cannot_work_are_refused(
+    settings: dict[str, Any], message: str, trained: TrainingResult
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        evaluate_policy(checkpoint_of(trained), seeds=[1], **settings)
 
 
 def test_report_survives_json(trained: TrainingResult) -> None:

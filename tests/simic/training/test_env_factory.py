@@ -1,8 +1,10 @@
 """New envs: the same for the same seed, of their own, wired to their outbox, quiet about RNGs."""
 
 import random
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from tests.simic.training.envs import (
     poison,
     world_of,
 )
+from tests.simic.training.small_runs import lively_run
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
@@ -36,6 +39,8 @@ from esper.simic.training.env_factory import (
     create_env_state,
     make_telemetry_callback,
 )
+from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tolaria.fences import CpuFence, RecordingFence
 
 tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -160,6 +165,26 @@ def test_dropout_draws_on_the_envs_device_and_parameters_on_the_host(
 
 
 # --- Telemetry -----------------------------------------------------------------------------------
+
+
+def test_nothing_holds_an_env_when_those_of_the_next_round_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[weakref.ref[nn.Module]] = []
+    num_alive: list[int] = []
+    build = TrainingWork.build
+
+    def noted(self: TrainingWork, round_index: int, env_id: int) -> ParallelEnvState:
+        if env_id == 0:
+            # Without the collector's help: device memory should not have to wait for it.
+            num_alive.append(sum(model() is not None for model in models))
+        env = build(self, round_index, env_id)
+        models.append(weakref.ref(env.model))
+        return env
+
+    monkeypatch.setattr(TrainingWork, "build", noted)
+    lively_run(tmp_path, n_episodes=3, max_epochs=12)
+    assert num_alive == [0, 0, 0]
 
 
 def test_every_slot_tells_its_news_to_the_envs_outbox() -> None:

@@ -22,6 +22,7 @@ from tests.simic.training.runs import (
     weights_digest,
 )
 
+from esper.karn.view_feed import read_run
 from esper.leyline.config import Job, TrainingConfig
 from esper.leyline.errors import (
     ConfigError,
@@ -33,6 +34,7 @@ from esper.leyline.errors import (
 )
 from esper.leyline.telemetry import EventType
 from esper.nissa.journal import EVENTS_FILE
+from esper.nissa.run_directory import read_manifest
 from esper.simic.training import vectorized
 from esper.simic.training.checkpoints import CheckpointStore, read_checkpoint
 from esper.simic.training.env_work import TrainingWork
@@ -167,6 +169,22 @@ def test_resumed_run_may_be_given_more_rounds(whole_run: Path, tmp_path: Path) -
     assert weights_digest(last_checkpoint(run_dir)) == weights_digest(last_checkpoint(longer))
 
 
+def test_readers_of_a_run_directory_see_the_rounds_in_force(tmp_path: Path) -> None:
+    run_dir = tiny_run(tmp_path, n_episodes=1).run_dir
+
+    resume(run_dir, n_episodes=ROUNDS)
+
+    assert read_manifest(run_dir).job.training.n_episodes == ROUNDS
+    view = read_run(run_dir).snapshot()
+    assert (view.progress.num_rounds, view.progress.fraction) == (ROUNDS, 1.0)
+    assert view.run is not None
+    assert (view.run.facts.num_rounds, view.run.facts.resumed_from_round) == (ROUNDS, 1)
+    # Going back to the first checkpoint without asking for more rounds has as many as at first.
+    first = load_run(run_dir / "checkpoints" / "round-000001.pt")
+    run_job(first.job, resumed=first)
+    assert read_manifest(run_dir).job.training.n_episodes == 1
+
+
 def test_finished_run_that_is_resumed_ends_at_once_with_the_same_log(
     whole_run: Path, tmp_path: Path
 ) -> None:
@@ -242,6 +260,7 @@ def test_resumed_run_says_so_in_the_operational_log_alone(
         "log_seq": loaded.header.log_seq,
         "num_events_redone": num_events - loaded.header.log_seq - 1,
         "path": "round-000001.pt",
+        "num_rounds": loaded.job.training.n_episodes,
     }
 
 

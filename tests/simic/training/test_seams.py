@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from esper.simic.normalizers import RewardNormalizer
 from esper.simic.training import vectorized
 from esper.simic.training.resuming import load_run
 from esper.simic.training.vectorized import TrainingResult, run_job
+from esper.tolaria.fences import RecordingFence
+from esper.tolaria.stopping import StopFlag
 
 
 def tiny_run(telemetry_dir: Path, *, resume: bool = False, **training: object) -> TrainingResult:
@@ -103,6 +106,32 @@ def test_replacing_autocast_wraps_every_forward_of_a_host(
     tiny_run(tmp_path, amp=True)
     assert set(entered) == {"cpu torch.bfloat16"}
     assert len(entered) > 4
+
+
+def test_precision_is_that_of_the_hosts_devices_and_not_of_the_policys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[str] = []
+
+    class Precision:
+        @staticmethod
+        @contextmanager
+        def autocast(device_type: str, dtype: torch.dtype) -> Iterator[None]:
+            entered.append(device_type)
+            yield
+
+    monkeypatch.setattr(vectorized, "torch_amp", Precision)
+    layer = {"training": {"n_envs": 3, "amp": True, "amp_dtype": "bfloat16", "device": "cpu"}}
+    job, _ = merge_job(("test", layer))
+    plan = vectorized.plan_job(job, "wait", None, StopFlag())
+    devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
+    fences = tuple(RecordingFence(device=device) for device in devices)
+
+    for some, types in ((fences[:2], ["cuda"]), (fences, ["cpu", "cuda"])):
+        entered.clear()
+        with vectorized.build_work(replace(plan, fences=some)).rules.autocast():
+            pass
+        assert entered == types
 
 
 def test_replacing_the_layer_collector_changes_what_is_told_of_layers(

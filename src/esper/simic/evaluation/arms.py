@@ -23,9 +23,10 @@ from esper.simic.evaluation.growing import GrownRound, grow
 from esper.simic.evaluation.topology import FlopMeter, StaticWork, topology_of
 from esper.simic.training.keeper import LoadedRun
 from esper.simic.training.loops import run_on_a_loop
+from esper.simic.training.plans import Plan
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.resuming import load_run
-from esper.simic.training.vectorized import Plan, build_work, plan_job
+from esper.simic.training.vectorized import build_work, plan_job
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["BASELINES", "STATIC", "Arm", "materialize_policy_digest", "parse_arms", "run_arm"]

@@ -14,14 +14,16 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline.config import Job
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import InvalidValueError, UsageError
 from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
 from esper.leyline.reports import EpisodeStatus
+from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.growing import GrownNetwork, GrownRound, grow
 from esper.simic.training.grown import save_grown
 from esper.simic.training.keeper import LoadedRun
 from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.plans import Plan
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.resuming import load_run
 from esper.simic.training.vectorized import plan_job
@@ -45,6 +47,7 @@ def evaluate_policy(
     seeds: Sequence[int],
     greedy: bool = False,
     lanes: int | None = None,
+    lane_deadline_s: float | None = None,
     data_dir: Path | None = None,
     save_model: Path | None = None,
     shutdown_event: threading.Event | None = None,
@@ -56,14 +59,17 @@ def evaluate_policy(
         seeds: one round of envs each.
         greedy: take the likeliest choices instead of sampling; for a policy only.
         lanes: worker threads; they change no result.
+        lane_deadline_s: silence after which a lane hangs; None allows as much as the run did.
         data_dir: where the data are, if they have moved.
         save_model: where the network that does best on the validation split is written.
         shutdown_event: set it to stop at the next cancellation point.
     """
     loaded = load_run(checkpoint)
+    deadline_s = loaded.job.run.lane_deadline_s if lane_deadline_s is None else lane_deadline_s
     run = msgspec.structs.replace(
         loaded.job.run,
         lanes=lanes,
+        lane_deadline_s=deadline_s,
         data_dir=loaded.job.run.data_dir if data_dir is None else str(data_dir),
     )
     return evaluate_controller(
@@ -98,11 +104,11 @@ def evaluate_controller(
         save_model: where the network that does best on the validation split is written.
         shutdown_event: set it to stop at the next cancellation point.
     """
-    _check(command, seeds, greedy=greedy)
+    _check(job, command, seeds, greedy=greedy)
     stop = StopFlag(shutdown_event)
     with one_thread_per_worker():
         warm_up_math()
-        rounds = [_run_seed(job, command, loaded, seed, stop, greedy=greedy) for seed in seeds]
+        rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy)
     if save_model is not None:
         _save_best([found.best for found in rounds if found.best is not None], save_model)
     scores = tuple(score for found in rounds for score in found.scores)
@@ -119,7 +125,12 @@ def evaluate_controller(
     )
 
 
-def _check(command: str, seeds: Sequence[int], *, greedy: bool) -> None:
+def _check(job: Job, command: str, seeds: Sequence[int], *, greedy: bool) -> None:
+    run = job.run
+    if run.lanes is not None and run.lanes < 1:
+        raise InvalidValueError("lanes", run.lanes, "must be at least 1")
+    if not run.lane_deadline_s > 0:
+        raise InvalidValueError("lane deadline", run.lane_deadline_s, "must be positive")
     if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
         raise UsageError(
             f"seeds {list(seeds)}: give at least one, none negative, each once, such as 1 2 3"
@@ -128,20 +139,31 @@ def _check(command: str, seeds: Sequence[int], *, greedy: bool) -> None:
         raise UsageError(f"greedy choices are for a policy, and {command!r} has none; leave it out")
 
 
-def _run_seed(
+def _run_seeds(
     job: Job,
     command: str,
     loaded: LoadedRun | None,
-    seed: int,
+    seeds: Sequence[int],
     stop: StopFlag,
     *,
     greedy: bool,
-) -> _Round:
-    training = msgspec.structs.replace(job.training, seed=seed)
-    plan = plan_job(msgspec.structs.replace(job, training=training), command, loaded, stop)
-    if isinstance(plan.controller, PolicyController):
-        plan.controller.is_greedy = greedy
-    grown = run_on_a_loop(partial(grow, plan), stop)
+) -> list[_Round]:
+    rounds: list[_Round] = []
+    dataset: TensorDataset | None = None
+    for seed in seeds:
+        training = msgspec.structs.replace(job.training, seed=seed)
+        its_job = msgspec.structs.replace(job, training=training)
+        plan = plan_job(its_job, command, loaded, stop, dataset)
+        # Data do not depend on the seed, so one plan's serve them all.
+        dataset = plan.dataset
+        if isinstance(plan.controller, PolicyController):
+            plan.controller.is_greedy = greedy
+        rounds.append(_run_seed(plan, seed))
+    return rounds
+
+
+def _run_seed(plan: Plan, seed: int) -> _Round:
+    grown = run_on_a_loop(partial(grow, plan), plan.stop)
     return _Round(
         scores=_scores(seed, grown),
         num_test_samples=len(plan.dataset.test),

@@ -1,18 +1,23 @@
 """One round of a frozen controller: fresh envs grow, are tested, and nothing is learned."""
 
+import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from esper.leyline.messages import EnvTestResult, StepEvidence
+from esper.leyline.payloads import LaneStalled
 from esper.leyline.reports import EpisodeRecord
 from esper.leyline.tasks import TaskKind
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.grown import GrownHeader
+from esper.simic.training.plans import Plan, build_control, grown_header
 from esper.simic.training.run_state import best_env_of
-from esper.simic.training.vectorized import Plan, build_control, build_engine, grown_header
+from esper.simic.training.vectorized import build_engine, build_watchdog
 from esper.simic.training.vectorized_trainer import ControlThread
 from esper.tolaria.engine import Engine
 from esper.tolaria.lanes import Lane
+from esper.tolaria.supervisor import supervise
 
 __all__ = ["GrownNetwork", "GrownRound", "grow"]
 
@@ -57,29 +62,44 @@ async def grow(
     lane = Lane("control")
     engine = build_engine(plan, work)
     control = ControlThread(build_control(plan), lane)
+    try:
+        return await supervise(
+            partial(_grow, plan, engine, control, is_tested_each_step=is_tested_each_step),
+            background=(),
+            watchdog=build_watchdog(plan, engine, lane, _log_stacks, "the message before this one"),
+        )
+    finally:
+        await engine.close()
+        lane.close(CLOSE_TIMEOUT_S)
+
+
+async def _grow(
+    plan: Plan, engine: Engine, control: ControlThread, *, is_tested_each_step: bool
+) -> GrownRound:
     last_step = plan.job.training.max_epochs - 1
     steps: list[StepEvidence] = []
     tested: list[tuple[EnvTestResult | None, ...]] = []
     episodes: dict[int, EpisodeRecord] = {}
-    try:
-        await control.begin_round(ROUND_INDEX)
-        await engine.build_round(ROUND_INDEX)
-        for step in range(last_step + 1):
-            await engine.train_pass(step)
-            evidence = await engine.validate_pass(step)
-            steps.append(evidence)
-            if is_tested_each_step or step == last_step:
-                tested.append(await engine.test_pass(step))
-            if step == last_step:
-                best = await _best_of(plan, engine, evidence)
-            decision = await control.decide(evidence)
-            outcome = await engine.apply(decision)
-            record = await control.record(evidence, decision, outcome)
-            episodes |= {episode.env_id: episode for episode in record.ended}
-    finally:
-        await engine.close()
-        lane.close(CLOSE_TIMEOUT_S)
+    await control.begin_round(ROUND_INDEX)
+    await engine.build_round(ROUND_INDEX)
+    for step in range(last_step + 1):
+        await engine.train_pass(step)
+        evidence = await engine.validate_pass(step)
+        steps.append(evidence)
+        if is_tested_each_step or step == last_step:
+            tested.append(await engine.test_pass(step))
+        if step == last_step:
+            best = await _best_of(plan, engine, evidence)
+        decision = await control.decide(evidence)
+        outcome = await engine.apply(decision)
+        record = await control.record(evidence, decision, outcome)
+        episodes |= {episode.env_id: episode for episode in record.ended}
     return GrownRound(steps=tuple(steps), tested=tuple(tested), episodes=episodes, best=best)
+
+
+def _log_stacks(stalled: LaneStalled) -> None:
+    """Tell the operator where every lane is; an evaluation has no log of its own."""
+    logging.getLogger(__name__).error("%s hangs\n%s", stalled.lane, stalled.stack)
 
 
 async def _best_of(plan: Plan, engine: Engine, evidence: StepEvidence) -> GrownNetwork | None:

@@ -11,7 +11,11 @@ from esper.leyline.jobs import Layer, merge_job
 from esper.leyline.payloads import CheckpointLoaded
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa.journal import cut_back
-from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY, read_manifest
+from esper.nissa.run_directory import (
+    CHECKPOINTS_DIRECTORY,
+    put_rounds_on_record,
+    read_manifest,
+)
 from esper.runtime.tasks import all_tasks
 from esper.simic.training.checkpoints import CheckpointStore, read_checkpoint
 from esper.simic.training.keeper import CheckpointHeader, LoadedRun
@@ -128,11 +132,14 @@ def run_directory_of(loaded: LoadedRun, telemetry_dir: Path) -> Path:
     )
 
 
-def reopen_run(loaded: LoadedRun, telemetry_dir: Path) -> tuple[Path, CheckpointLoaded]:
+def reopen_run(
+    loaded: LoadedRun, telemetry_dir: Path, num_rounds: int
+) -> tuple[Path, CheckpointLoaded]:
     """Take a run's directory back to a checkpoint; return it and what there is to tell.
 
     Later checkpoints are set aside before the log is cut: a crash in between leaves this one as
-    the latest, and its log is whole. If the log cannot be cut, nothing has changed.
+    the latest, and its log is whole. If the log cannot be cut, nothing has changed. The manifest
+    then tells that the run has `num_rounds` from here on.
     """
     header = loaded.header
     run_dir = run_directory_of(loaded, telemetry_dir)
@@ -144,9 +151,11 @@ def reopen_run(loaded: LoadedRun, telemetry_dir: Path) -> tuple[Path, Checkpoint
     except BaseException:
         store.put_back(later)
         raise
+    put_rounds_on_record(run_dir, num_rounds)
     return run_dir, CheckpointLoaded(
         rounds_completed=header.state.rounds_completed,
         log_seq=header.log_seq,
         num_events_redone=num_events_redone,
         path=loaded.path.name,
+        num_rounds=num_rounds,
     )

@@ -7,7 +7,7 @@ here, when a run is put together.
 
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -18,9 +18,7 @@ import msgspec
 import torch
 from torch import amp as torch_amp
 
-from esper import __version__
 from esper.leyline.config import (
-    AmpDtype,
     CompileMode,
     GovernorConfig,
     Job,
@@ -31,19 +29,19 @@ from esper.leyline.config import (
 from esper.leyline.errors import EsperError, UnreadableFileError, UsageError
 from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
-from esper.leyline.payloads import CheckpointLoaded, TrainingStarted
+from esper.leyline.payloads import CheckpointLoaded, LaneStalled
 from esper.leyline.reports import BatchSummary
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.streams import StreamPurpose, stream_seed
-from esper.leyline.tasks import TaskKind, TaskSpec
-from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.leyline.tasks import TaskKind
 from esper.nissa.hub import TelemetryHub, get_hub, use_hub
 from esper.nissa.run_directory import (
     CHECKPOINTS_DIRECTORY,
     build_manifest,
     create_run_directory,
     read_manifest,
+    traces_directory,
 )
 from esper.runtime.batches import Batch, SharedBatchIterator, batch_size_for, is_augmented
 from esper.runtime.datasets import Part, TensorDataset
@@ -52,7 +50,6 @@ from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import ppo_config_from
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
-from esper.simic.rewards.scheme import scheme_of
 from esper.simic.seed_management import calculate_entropy_anneal_steps
 from esper.simic.telemetry.gradients import (
     check_numerical_stability,
@@ -60,12 +57,11 @@ from esper.simic.telemetry.gradients import (
 )
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.telemetry.step_events import StepRules
-from esper.simic.training.batch_ops import TrainRules
+from esper.simic.telemetry.traces import StepTracer, prepare_tracing
+from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.checkpoints import CheckpointStore
-from esper.simic.training.control import Control
-from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.grown import GrownHeader, GrownWriter
+from esper.simic.training.grown import GrownWriter
 from esper.simic.training.keeper import Keeper, LoadedRun
 from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import (
@@ -76,6 +72,15 @@ from esper.simic.training.machine import (
     warm_up_math,
 )
 from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.plans import (
+    Plan,
+    amp_dtype,
+    build_control,
+    env_context,
+    grown_header,
+    host_device_types,
+    started_event,
+)
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
@@ -91,24 +96,22 @@ from esper.tamiyo.controllers.baselines import (
 )
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.protocol import Controller
-from esper.tamiyo.features import FeatureExtractor, observation_size
+from esper.tamiyo.features import observation_size
 from esper.tamiyo.masks import ActionMasker
 from esper.tamiyo.tracker import TrackerRules
 from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.engine import LaneEngine
-from esper.tolaria.fences import Fence, build_fence, transfer_to
+from esper.tolaria.fences import build_fence, transfer_to
 from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import Watchdog, stop_signals, supervise
 
 __all__ = [
     "GROWN_FILE",
-    "Plan",
     "TrainingResult",
-    "build_control",
     "build_engine",
+    "build_watchdog",
     "build_work",
-    "grown_header",
     "plan_job",
     "run_job",
     "train_ppo_vectorized",
@@ -132,28 +135,10 @@ class TrainingResult:
     history: tuple[BatchSummary, ...]
     state: RunState
     run_dir: Path
+    traces_dir: Path | None
+    """Where torch traces are, if they were asked for."""
     data_note: str | None
     """What the operator has to know about the data."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """A job with everything that is decided before anything is created."""
-
-    job: Job
-    task: TaskSpec
-    command: str
-    device: torch.device
-    fences: tuple[Fence, ...]
-    dataset: TensorDataset
-    train_batches: SharedBatchIterator
-    val_batches: SharedBatchIterator
-    test_batches: Callable[[], SharedBatchIterator]
-    """Makes what only an evaluation walks."""
-    rules: ActionRules
-    controller: Controller
-    resumed: LoadedRun | None
-    stop: StopFlag
 
 
 def run_job(
@@ -180,6 +165,7 @@ def run_job(
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
         plan = plan_job(job, _command(command, job, resumed), resumed, stop)
+        prepare_tracing(job.run.profiler)
         run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
@@ -193,12 +179,13 @@ def run_job(
             if loaded is not None:
                 hub.emit(loaded)
             state = run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    learner = plan.learner
     return TrainingResult(
         agent=None if learner is None else learner.agent,
         history=state.history,
         state=state,
         run_dir=run_dir,
+        traces_dir=traces_directory(run_dir, job.run.profiler),
         data_note=plan.dataset.note,
     )
 
@@ -306,10 +293,17 @@ def _command(asked: str | None, job: Job, resumed: LoadedRun | None) -> str:
     return resumed.command
 
 
-def plan_job(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) -> Plan:
+def plan_job(
+    job: Job,
+    command: str,
+    resumed: LoadedRun | None,
+    stop: StopFlag,
+    dataset: TensorDataset | None = None,
+) -> Plan:
     """Decide everything that can go wrong before anything is created.
 
-    A resumed run lends its controller, be it to go on or to be evaluated.
+    A resumed run lends its controller, be it to go on or to be evaluated. Another plan of the same
+    task and data may lend its dataset.
     """
     config = job.training
     task = registered_task(config.task).spec
@@ -331,7 +325,7 @@ def plan_job(job: Job, command: str, resumed: LoadedRun | None, stop: StopFlag) 
         check_cancelled=stop.checkpoint,
     )
     stop.checkpoint()
-    dataset = load_dataset(config.task, request)
+    dataset = load_dataset(config.task, request) if dataset is None else dataset
     batch_size = batch_size_for(task, config, len(dataset.train))
     iterator = partial(
         SharedBatchIterator,
@@ -432,7 +426,7 @@ def _open_run_directory(plan: Plan) -> tuple[Path, CheckpointLoaded | None]:
     """Create the run's directory, or take a resumed run's back to its checkpoint."""
     telemetry_dir = Path(plan.job.run.telemetry_dir)
     if plan.resumed is not None:
-        return reopen_run(plan.resumed, telemetry_dir)
+        return reopen_run(plan.resumed, telemetry_dir, plan.job.training.n_episodes)
     manifest = build_manifest(
         plan.job,
         command=plan.command,
@@ -464,13 +458,7 @@ async def _run_trainer(
     lane = Lane("control")
     engine = build_engine(plan)
     trainer = _build_trainer(plan, hub, engine, lane)
-    watchdog = Watchdog(
-        lanes=partial(_threads_of, engine, lane),
-        env_ids_of=engine.env_ids_of,
-        deadline_s=plan.job.run.lane_deadline_s,
-        stop=plan.stop,
-        report=hub.emit,
-    )
+    watchdog = build_watchdog(plan, engine, lane, hub.emit, "operational.jsonl")
     if ready_event is not None:
         ready_event.set()
     try:
@@ -498,24 +486,33 @@ def build_engine(
     )
 
 
+def build_watchdog(
+    plan: Plan,
+    engine: LaneEngine[Any, Any],
+    control: Lane,
+    report: Callable[[LaneStalled], object],
+    reported_in: str,
+) -> Watchdog:
+    """Build what notices that one of a plan's threads hangs."""
+    return Watchdog(
+        lanes=partial(_threads_of, engine, control),
+        env_ids_of=engine.env_ids_of,
+        deadline_s=plan.job.run.lane_deadline_s,
+        stop=plan.stop,
+        report=report,
+        reported_in=reported_in,
+    )
+
+
 def build_work(plan: Plan) -> TrainingWork:
     """Build what is done to a plan's envs."""
     config = plan.job.training
-    context = EnvFactoryContext(
-        config=config,
-        task=plan.task,
-        build_host=registered_task(config.task).build_host,
-        fences=plan.fences,
-        uses_scaler=_amp_dtype(plan) is torch.float16,
-        lstm=plan.controller if isinstance(plan.controller, PolicyController) else None,
-        run_seed=config.seed,
-    )
     return TrainingWork(
-        context=context,
+        context=env_context(plan),
         rules=TrainRules(
             max_grad_norm=config.max_grad_norm,
             gradient_stride=config.telemetry.gradient_stride,
-            autocast=partial(_autocast, plan.device.type, _amp_dtype(plan)),
+            autocast=_autocast_of(plan),
         ),
         action_rules=plan.rules,
         masker=ActionMasker(plan.rules),
@@ -524,28 +521,11 @@ def build_work(plan: Plan) -> TrainingWork:
     )
 
 
-def build_control(plan: Plan) -> Control:
-    """Build what stands between a plan's envs and its controller."""
-    config = plan.job.training
-    return Control(
-        controller=plan.controller,
-        scheme=scheme_of(config, plan.task),
-        rules=plan.rules,
-        extractor=FeatureExtractor(config.slots, config.max_epochs),
-        masker=ActionMasker(plan.rules),
-        num_envs=config.n_envs,
-        num_steps=config.max_epochs,
-        death_penalty=config.governor.death_penalty,
-        success_accuracy_pct=plan.task.success_accuracy_pct,
-        check_cancelled=plan.stop.checkpoint,
-    )
-
-
 def _build_trainer(
     plan: Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
 ) -> VectorizedPPOTrainer:
     config, run, resumed = plan.job.training, plan.job.run, plan.resumed
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
+    learner = plan.learner
     state = RunState() if resumed is None else resumed.state
     store = CheckpointStore(
         hub.run_dir / CHECKPOINTS_DIRECTORY,
@@ -585,6 +565,7 @@ def _build_trainer(
             collect_layers=collect_per_layer_gradients,
             check_stability=check_numerical_stability,
         ),
+        tracer=StepTracer(run.profiler, traces_directory(hub.run_dir, run.profiler)),
         state=state,
     )
 
@@ -599,73 +580,20 @@ def _test_pass(plan: Plan) -> Iterator[Sequence[Batch]]:
     return plan.test_batches().batches(round=0, step=0)
 
 
-def grown_header(plan: Plan) -> GrownHeader:
-    """Return what has to be known of the networks that a plan grows."""
-    config, scale = plan.job.training, plan.dataset.pixel_scale
-    is_custom = registered_task(config.task).build_host is not None
-    return GrownHeader(
-        task=config.task,
-        host=None if is_custom else plan.task.host,
-        slots=config.slots,
-        lifecycle=config.lifecycle,
-        pixel_mean=None if scale is None else scale.mean,
-        pixel_std=None if scale is None else scale.std,
-    )
-
-
 def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
     return (*engine.lanes, lane)
 
 
-def _amp_dtype(plan: Plan) -> torch.dtype | None:
-    """Return the precision that hosts run in under autocast, or None for full precision."""
-    config = plan.job.training
-    if not config.amp or config.amp_dtype is AmpDtype.OFF:
-        return None
-    if config.amp_dtype is AmpDtype.AUTO:
-        is_cuda = plan.device.type == "cuda"
-        has_bfloat16 = not is_cuda or torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if has_bfloat16 else torch.float16
-    return torch.float16 if config.amp_dtype is AmpDtype.FLOAT16 else torch.bfloat16
+def _autocast_of(plan: Plan) -> Autocast:
+    """Return what makes the precision context of a host's forward pass."""
+    dtype = amp_dtype(plan)
+    return nullcontext if dtype is None else partial(_autocast, host_device_types(plan), dtype)
 
 
-def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    return nullcontext() if dtype is None else torch_amp.autocast(device_type, dtype=dtype)
-
-
-def started_event(plan: Plan) -> TrainingStarted:
-    """Return what a run says of itself when it begins."""
-    config, run = plan.job.training, plan.job.run
-    learner = plan.controller if isinstance(plan.controller, PolicyController) else None
-    context = build_work(plan).context
-    dtype = _amp_dtype(plan)
-    return TrainingStarted(
-        esper_version=__version__,
-        schema_version=SCHEMA_VERSION,
-        controller=plan.command,
-        task=config.task,
-        preset=config.preset,
-        data_source=plan.dataset.origin.value,
-        topology=plan.task.host.topology.value,
-        host_params=build_model(context, 0, 0).num_host_params,
-        slot_ids=config.slots,
-        num_rounds=config.n_episodes,
-        num_envs=config.n_envs,
-        num_steps=config.max_epochs,
-        seed=config.seed,
-        reward_family=config.reward_family.value,
-        reward_mode=config.reward_mode.value,
-        telemetry_level=config.telemetry.level,
-        policy_params=None if learner is None else _num_params(learner.agent.network),
-        policy_device=str(plan.device),
-        env_devices=tuple(sorted({str(fence.device) for fence in plan.fences})),
-        num_lanes=num_lanes_for(run.lanes, config.n_envs),
-        amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        compile_mode=config.compile_mode.value,
-        torch_version=str(torch.__version__),
-        resumed_from_round=None if plan.resumed is None else plan.resumed.state.rounds_completed,
-    )
-
-
-def _num_params(network: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
+@contextmanager
+def _autocast(device_types: Sequence[str], dtype: torch.dtype) -> Iterator[None]:
+    """Enter autocast for every kind of device that hosts live on; it heeds none but its own."""
+    with ExitStack() as stack:
+        for device_type in device_types:
+            stack.enter_context(torch_amp.autocast(device_type, dtype=dtype))
+        yield

@@ -35,6 +35,7 @@ from esper.simic.telemetry.anomaly import (
     note_idle_update,
     note_skipped_update,
 )
+from esper.simic.telemetry.traces import StepTracer
 from esper.simic.training.control import Control, RoundResult
 from esper.simic.training.keeper import Keeper
 from esper.simic.training.reporter import Reporter, RoundFigures
@@ -101,6 +102,7 @@ class VectorizedPPOTrainer:
     reporter: Reporter
     keeper: Keeper
     probes: Probes
+    tracer: StepTracer
     state: RunState
     _round_started_s: float = 0.0
     _unbuilt: tuple[EnvFailure, ...] = ()
@@ -130,6 +132,7 @@ class VectorizedPPOTrainer:
 
     async def begin(self, started: TrainingStarted) -> None:
         """Tell what is about to happen, and make sure that there is a checkpoint to go back to."""
+        await self.tracer.start()
         if self.keeper.resumed is None:
             await self.reporter.tell(started)
             await self.save(is_best=False)
@@ -181,6 +184,7 @@ class VectorizedPPOTrainer:
             await self._ask(EventType.OBSERVATION_STATS, self.probes.observation_stats),
         )
         self._note_seeds(outcome)
+        await self.tracer.finish_step(outcome.round, outcome.step)
         if all(env is None for env in outcome.envs):
             raise RunFailedError(
                 f"round {outcome.round}, step {outcome.step}: every env has failed; "
@@ -235,6 +239,8 @@ class VectorizedPPOTrainer:
         )
         with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
             await anyio.to_thread.run_sync(self.keeper.save_held)
+        with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
+            await self.tracer.stop()
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
             await self.reporter.tell(finished)
 

@@ -1,0 +1,131 @@
+"""Torch traces: what every thread computed over a few steps, as files that trace viewers open."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from esper.leyline.config import ProfilerConfig
+from esper.leyline.errors import UsageError
+from esper.tolaria.lanes import Lane
+
+__all__ = ["StepTracer", "prepare_tracing"]
+
+SUMMARY_ROWS: Final = 40
+"""Operations that a summary lists, the costliest first."""
+CLOSE_TIMEOUT_S: Final = 5.0
+
+
+def prepare_tracing(config: ProfilerConfig) -> None:
+    """Do what has to be done on the thread that loaded torch, before anything of a run exists."""
+    if not config.torch:
+        return
+    if Path(config.torch_dir).is_absolute():
+        _make_directory(Path(config.torch_dir))
+    # The tracer's library tells every start and stop on stderr, which belongs to our own messages.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # It also complains if the first trace of a process begins on any other thread.
+    with profile(activities=[ProfilerActivity.CPU]):
+        pass
+
+
+@dataclass(eq=False, slots=True)
+class StepTracer:
+    """Records steps of a run by schedule; without a directory it records nothing.
+
+    Torch wants one thread for all of it and records the work of every thread. It is a thread of its
+    own, to which no deadline is set: writing a long trace takes a while.
+    """
+
+    config: ProfilerConfig
+    directory: Path | None
+    num_traces: int = 0
+    """Written so far."""
+    _lane: Lane | None = None
+    _profile: profile | None = None
+    _place: str = "start"
+    """The step that was finished last, for the name of a file."""
+
+    async def start(self) -> None:
+        """Begin the way to the first trace; the next step is its first."""
+        if self.directory is not None:
+            self._lane = Lane("tracer")
+            await self._lane.run(self._begin)
+
+    async def finish_step(self, round_index: int, step: int) -> None:
+        """Note that a step is over; where the schedule says so, a trace begins or is written."""
+        if self._lane is not None:
+            await self._lane.run(self._note_step, f"round-{round_index:06d}-step-{step:06d}")
+
+    async def stop(self) -> None:
+        """End it all; a trace that is under way is written as far as it goes."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            await lane.run(self._end)
+            lane.close(CLOSE_TIMEOUT_S)
+
+    def _begin(self) -> None:
+        config = self.config
+        self._profile = profile(
+            activities=_activities(),
+            schedule=schedule(
+                wait=config.torch_wait,
+                warmup=config.torch_warmup,
+                active=config.torch_active,
+                repeat=1,
+            ),
+            on_trace_ready=self._write,
+            record_shapes=config.torch_record_shapes,
+            profile_memory=config.torch_profile_memory,
+            with_stack=config.torch_with_stack,
+            # Without it only the thread that starts a trace is in it.
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+        )
+        self._profile.start()
+
+    def _note_step(self, place: str) -> None:
+        self._place, num_before = place, self.num_traces
+        if self._profile is not None:
+            self._profile.step()
+        if self.num_traces > num_before:
+            # A profiler for each trace: one that goes on keeps it all, or warns that it forgets.
+            self._end()
+            if self.num_traces != self.config.torch_repeat:
+                self._begin()
+
+    def _end(self) -> None:
+        running, self._profile = self._profile, None
+        if running is not None:
+            running.stop()
+
+    def _write(self, finished: profile) -> None:
+        assert self.directory is not None, "who records has a place to write to"
+        _make_directory(self.directory)
+        path = self.directory / f"{self._place}.json"
+        finished.export_chrome_trace(str(path))
+        self.num_traces += 1
+        if self.config.torch_summary:
+            table = finished.key_averages().table(
+                sort_by="self_cpu_time_total", row_limit=SUMMARY_ROWS
+            )
+            path.with_suffix(".txt").write_text(table, encoding="utf-8")
+
+
+def _activities() -> list[ProfilerActivity]:
+    found = [ProfilerActivity.CPU]
+    return [*found, ProfilerActivity.CUDA] if torch.cuda.is_available() else found
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"{path}: cannot write traces there: {reason}; choose another place with "
+            "--torch-profiler-dir"
+        ) from None
