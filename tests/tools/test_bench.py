@@ -6,10 +6,13 @@ import math
 import statistics
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 from tools.bench.__main__ import main
-from tools.bench.bare_loop import BareLoop
+from tools.bench.bare_loop import BareLoop, Order
 from tools.bench.bare_loop import main as run_bare_loop
+from tools.bench.replay import EnvStep, Replay, recorded_run
 from tools.bench.results import (
     BEGIN,
     DOCUMENT,
@@ -21,6 +24,13 @@ from tools.bench.results import (
 )
 from tools.bench.rows import ROWS, Row, load_all_benches
 from tools.bench.workloads import Workload, run_workload
+from torch import Tensor
+
+from esper.kasmina.counterfactual import NOTHING_OFF
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.attribution import Ablation
+
+torch.set_num_threads(1)
 
 
 def test_rows_of_the_bus_are_found() -> None:
@@ -46,7 +56,7 @@ def test_target_is_an_upper_bound_unless_said_otherwise(
 
 def test_rows_of_training_are_found() -> None:
     load_all_benches()
-    assert {f"T{number}" for number in range(1, 11)} | {"loop lag"} <= set(ROWS)
+    assert {f"T{number}" for number in range(1, 11)} | {"digits", "loop lag"} <= set(ROWS)
 
 
 def test_figure_without_a_target_is_never_missed() -> None:
@@ -88,11 +98,45 @@ def test_bare_loop_trains_as_a_run_in_which_nothing_grows() -> None:
     assert BareLoop(workload).run() == pytest.approx(statistics.fmean(losses), rel=1e-4)
 
 
-def test_bare_loop_answers_each_line_with_its_seconds(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_bare_loop_trains_what_a_run_has_grown() -> None:
+    """Replayed seeds start from the same numbers, so the networks end up the same."""
+    hasty = {"lifecycle": {"min_training_steps": 1}}
+    workload = Workload(name="digits", task="digits", num_envs=1, num_steps=5, settings=hasty)
+    result, replay = recorded_run(workload, command="periodic", lanes=2)
+    assert max(len(item.ablations) for item in replay.steps) > 1
+    losses = [record.final_loss for record in result.history[0].episodes]
+    grown, bare = BareLoop(workload, replay=replay).run(), BareLoop(workload).run()
+    assert grown == pytest.approx(statistics.fmean(losses), rel=1e-4)
+    assert bare != pytest.approx(grown, rel=1e-3)
+
+
+def test_bare_loop_looks_at_every_configuration_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload(name="digits", task="digits", num_envs=1, num_steps=2)
+    seen: list[Ablation] = []
+    plain = MorphogeneticModel.forward
+
+    def forward(model: MorphogeneticModel, x: Tensor, ablation: Ablation = NOTHING_OFF) -> Tensor:
+        if not model.training:
+            seen.append(ablation)
+        return plain(model, x, ablation)
+
+    monkeypatch.setattr(MorphogeneticModel, "forward", forward)
+    asked = (NOTHING_OFF, Ablation(frozenset({"r0c0"})))
+    place = {"round": 0, "env_id": 0}
+    steps = (EnvStep(**place, step=0), EnvStep(**place, step=1, ablations=asked))
+    BareLoop(workload, replay=Replay(steps)).run()
+    num_batches = len(seen) // 3
+    assert seen == [ablation for ablation in (NOTHING_OFF, *asked) for _ in range(num_batches)]
+
+
+def test_bare_loop_answers_each_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
-    assert run_bare_loop(["digits", "--envs", "0", "--steps", "1"]) == 0
+    path = tmp_path / "replay.json"
+    Replay((EnvStep(round=0, env_id=0, step=0),)).write(path)
+    order = Order(workload="digits", num_steps=1, env_ids=(0,), replay_path=str(path))
+    monkeypatch.setattr("sys.stdin", io.StringIO(msgspec.json.encode(order).decode() + "\n\n"))
+    assert run_bare_loop() == 0
     ready, seconds = capsys.readouterr().out.split()
     assert ready == "ready"
     assert float(seconds) > 0
