@@ -22,7 +22,7 @@ from tools.bench.results import (
     rendered,
     write_results,
 )
-from tools.bench.rows import ROWS, Row, load_all_benches
+from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names
 from tools.bench.workloads import Workload, run_workload
 from torch import Tensor
 
@@ -72,7 +72,7 @@ def test_figures_are_kept_and_reach_the_document(tmp_path: Path) -> None:
         Row(name="impossible here", measured=math.nan, target=1.0, unit="ratio"),
         Row(name="growing", measured=3.0, unit="ms"),
     ]
-    path = write_results(rows, is_quick=True, directory=tmp_path / "results")
+    path = write_results(rows, is_quick=True, took_s=61.0, directory=tmp_path / "results")
     stored = json.loads(path.read_text())
     assert [row["is_met"] for row in stored["rows"]] == [True, False, False, True]
     document = tmp_path / "performance.md"
@@ -80,11 +80,50 @@ def test_figures_are_kept_and_reach_the_document(tmp_path: Path) -> None:
     refresh_document(document, tmp_path / "results")
     text = document.read_text()
     assert text.startswith(f"before\n{BEGIN}Measured on {stored['date']}")
+    assert "quick form, all within 1 minutes" in text
     assert text.endswith(f"{END}after\n")
     assert "| met | 0.5 | ≤ 1 | ratio |  | on two |" in text
     assert "| short of it | 0.5 | ≥ 1 | ratio | missed |  |" in text
     assert "| impossible here | not measured | ≤ 1 | ratio | missed |  |" in text
     assert "| growing | 3 | ms |  |" in text
+
+
+def figures(directory: Path, **measured: float) -> dict[str, float]:
+    """Write figures down and return what is known of them afterwards."""
+    rows = [Row(name=name, measured=value, unit="s") for name, value in measured.items()]
+    is_whole = len(rows) > 1
+    write_results(
+        rows,
+        is_quick=False,
+        took_s=1.0 if is_whole else None,
+        directory=directory,
+        date="2030-01-02",
+    )
+    [file] = directory.glob("2030-01-02-*.json")
+    return {row["name"]: row["measured"] for row in json.loads(file.read_text())["rows"]}
+
+
+def test_later_run_of_a_day_replaces_the_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "2030-01-01-abc.json").write_text("{}")
+    (tmp_path / "2030-01-02-fff.json").write_text('{"is_quick": false, "rows": [], "took_s": 1}')
+    assert figures(tmp_path, one=1.0, two=2.0) == {"one": 1.0, "two": 2.0}
+    assert figures(tmp_path, two=4.0, three=3.0) == {"two": 4.0, "three": 3.0}
+    assert latest_results(tmp_path)["date"] == "2030-01-02"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_row_measured_again_takes_its_place_among_the_others_of_the_day(tmp_path: Path) -> None:
+    figures(tmp_path, one=1.0, two=2.0)
+    assert list(figures(tmp_path, one=5.0).items()) == [("one", 5.0), ("two", 2.0)]
+    assert latest_results(tmp_path)["took_s"] == 1.0
+
+
+def test_benches_come_in_the_order_of_the_goals() -> None:
+    load_all_benches()
+    names = ordered_names()
+    assert sorted(names) == sorted(ROWS)
+    assert names[:10] == [f"T{number}" for number in range(1, 11)]
+    assert names.index("E1") < names.index("E8") < names.index("V1") < names.index("G slots")
 
 
 def test_document_shows_the_newest_figures() -> None:
