@@ -87,7 +87,7 @@ def _validate(model: MorphogeneticModel, x: Tensor, _y: Tensor) -> None:
 @bench("G levels")
 def levels(is_quick: bool) -> Iterator[Row]:
     """Measure the CPU time of lanes and control at each telemetry level."""
-    workload = replace(DIGITS, num_steps=4 if is_quick else 15)
+    workload = replace(DIGITS, num_steps=2 if is_quick else 8)
     for level in LEVELS[::3] if is_quick else LEVELS:
         call = partial(worker_cpu_s, workload, level=level)
         sample = sampled(call, _repetitions(is_quick))
@@ -98,7 +98,7 @@ def levels(is_quick: bool) -> Iterator[Row]:
 @bench("G subscribers")
 def subscribers(is_quick: bool) -> Iterator[Row]:
     """Measure the CPU time of lanes and control with some live subscribers."""
-    workload = replace(DIGITS, num_steps=4 if is_quick else 15)
+    workload = replace(DIGITS, num_steps=2 if is_quick else 8)
     for count in SUBSCRIBER_COUNTS[:2] if is_quick else SUBSCRIBER_COUNTS:
         call = partial(worker_cpu_s, workload, num_subscribers=count)
         sample = sampled(call, _repetitions(is_quick))
@@ -111,6 +111,6 @@ def rounds(is_quick: bool) -> Iterator[Row]:
     """Measure the peak of memory after more and more rounds."""
     if not Path("/proc/self/status").exists():
         return
-    for count in (1, 4) if is_quick else (1, 4, 16):
+    for count in (1, 3) if is_quick else (1, 4, 16):
         peak_mib = peak_kib(_RUN_ROUNDS.format(num_rounds=count)) / 1024
         yield Row(name=f"G rounds: {count}", measured=peak_mib, unit="MiB at most")

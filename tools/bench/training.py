@@ -67,11 +67,10 @@ class _Comparison:
 def _beside_bare_loop(
     workload: Workload, command: str, halves: BareHalves, num_repetitions: int
 ) -> _Comparison:
-    # Runs are repeatable, so what this one grows is what all of them grow. It warms up, too.
+    # Runs are repeatable, so what this one grows is what all of them grow. It also warms up.
     _, replay = recorded_run(workload, command=command)
     bare = BareLoop(workload, replay=replay)
     halves.prepare(workload, replay)
-    bare.run()
     halves.run()
     found = _Comparison()
     for _ in range(num_repetitions):
@@ -111,14 +110,14 @@ def c64_run(is_quick: bool) -> Iterator[Row]:
 @bench("T2")
 def floor_run(is_quick: bool) -> Iterator[Row]:
     """Measure a whole run where orchestration is everything."""
-    workload = replace(FLOOR, num_steps=6) if is_quick else FLOOR
+    workload = replace(FLOOR, num_steps=4) if is_quick else FLOOR
     yield from _compared("T2 floor", workload, is_quick, MAX_OVER_FLOOR)
 
 
 @bench("digits")
 def digits_run(is_quick: bool) -> Iterator[Row]:
     """Measure a round of the default job."""
-    workload = replace(DIGITS, num_steps=4) if is_quick else DIGITS
+    workload = replace(DIGITS, num_steps=3) if is_quick else DIGITS
     yield from _compared("digits", workload, is_quick)
 
 
@@ -126,7 +125,7 @@ def digits_run(is_quick: bool) -> Iterator[Row]:
 def lanes(is_quick: bool) -> Iterator[Row]:
     """Measure what a second lane brings, and what a second process would have brought."""
     torch.set_num_threads(1)
-    workload = replace(C64, num_steps=2) if is_quick else C64
+    workload = replace(C64, num_steps=1) if is_quick else C64
     bare = BareLoop(workload)
     gains, ceilings = [], []
     with bare_halves() as halves:
@@ -162,7 +161,7 @@ def round_s(workload: Workload, *, command: str = "wait", lanes: int | None = No
 def telemetry_cost(is_quick: bool) -> Iterator[Row]:
     """Measure the CPU time of lanes and control with a log and a live subscriber, and without."""
     torch.set_num_threads(1)
-    workload = replace(DIGITS, num_steps=6 if is_quick else 20)
+    workload = replace(DIGITS, num_steps=4 if is_quick else 20)
     ratios = []
     for repetition in range(_num_repetitions(is_quick) + 1):
         silent_s = worker_cpu_s(workload, level="off")
