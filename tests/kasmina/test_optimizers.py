@@ -26,6 +26,7 @@ from esper.kasmina.optimizers import (
     SeedOptimizers,
     build_sgd,
     clip_gradients,
+    follow_gradients,
     forget_gradients,
     gradients_of,
 )
@@ -285,3 +286,26 @@ def test_sgd_moves_as_the_plain_one_does() -> None:
     plain = moved(partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4, foreach=False))
     ours = moved(partial(build_sgd, lr=0.1, momentum=0.9, weight_decay=5e-4))
     assert all(map(torch.equal, ours, plain))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
+def test_following_gradients_equals_the_step_of_the_plain_optimizer(weight_decay: float) -> None:
+    """Parameters come late, rest for a while and return, as those of seeds do."""
+    resting = [(4,), (4, 1), (), (0, 1, 2, 3, 4), (2,)]
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": weight_decay}
+    ours = [nn.Parameter(item) for item in gradients_of_shapes(1.0)]
+    plain = [nn.Parameter(item) for item in gradients_of_shapes(1.0)]
+    optimizer = build_sgd(ours, **settings)
+    reference = torch.optim.SGD(plain, **settings, foreach=False)
+
+    for left_out in resting:
+        for parameters in (ours, plain):
+            for index, parameter in enumerate(parameters):
+                gradient = None if index in left_out else parameter.detach().sin()
+                parameter.grad = gradient
+        follow_gradients(optimizer)
+        reference.step()
+
+    assert_equal_lists(ours, plain)
+    assert_equal_lists(moments(optimizer), moments(reference))
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))

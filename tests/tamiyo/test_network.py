@@ -246,3 +246,14 @@ def test_every_head_has_a_finite_gradient_under_autocast_after_a_decision() -> N
         for parameter in head.parameters():
             assert parameter.grad is not None
             assert bool(torch.isfinite(parameter.grad).all())
+
+
+def test_groups_of_parameters_are_the_parts_of_the_network_each_parameter_once() -> None:
+    network = small_network()
+    *heads, value, q, rest = network.parameter_groups
+    parts = [*network.heads.values(), network.value, network.q]
+    for group, part in zip((*heads, value, q), parts, strict=True):
+        assert [id(item) for item in group] == [id(item) for item in part.parameters()]
+    everything = [id(item) for group in network.parameter_groups for item in group]
+    assert sorted(everything) == sorted(id(item) for item in network.parameters())
+    assert id(network.lstm.weight_hh_l0) in [id(item) for item in rest]

@@ -6,10 +6,13 @@ import math
 import statistics
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 from tools.bench.__main__ import main
-from tools.bench.bare_loop import BareLoop
+from tools.bench.bare_loop import BareLoop, Order
 from tools.bench.bare_loop import main as run_bare_loop
+from tools.bench.replay import EnvStep, Replay, recorded_run
 from tools.bench.results import (
     BEGIN,
     DOCUMENT,
@@ -19,8 +22,15 @@ from tools.bench.results import (
     rendered,
     write_results,
 )
-from tools.bench.rows import ROWS, Row, load_all_benches
+from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names
 from tools.bench.workloads import Workload, run_workload
+from torch import Tensor
+
+from esper.kasmina.counterfactual import NOTHING_OFF
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.attribution import Ablation
+
+torch.set_num_threads(1)
 
 
 def test_rows_of_the_bus_are_found() -> None:
@@ -46,7 +56,7 @@ def test_target_is_an_upper_bound_unless_said_otherwise(
 
 def test_rows_of_training_are_found() -> None:
     load_all_benches()
-    assert {f"T{number}" for number in range(1, 11)} | {"loop lag"} <= set(ROWS)
+    assert {f"T{number}" for number in range(1, 11)} | {"digits", "loop lag"} <= set(ROWS)
 
 
 def test_figure_without_a_target_is_never_missed() -> None:
@@ -62,7 +72,7 @@ def test_figures_are_kept_and_reach_the_document(tmp_path: Path) -> None:
         Row(name="impossible here", measured=math.nan, target=1.0, unit="ratio"),
         Row(name="growing", measured=3.0, unit="ms"),
     ]
-    path = write_results(rows, is_quick=True, directory=tmp_path / "results")
+    path = write_results(rows, is_quick=True, took_s=61.0, directory=tmp_path / "results")
     stored = json.loads(path.read_text())
     assert [row["is_met"] for row in stored["rows"]] == [True, False, False, True]
     document = tmp_path / "performance.md"
@@ -70,11 +80,50 @@ def test_figures_are_kept_and_reach_the_document(tmp_path: Path) -> None:
     refresh_document(document, tmp_path / "results")
     text = document.read_text()
     assert text.startswith(f"before\n{BEGIN}Measured on {stored['date']}")
+    assert "quick form, all within 1 minutes" in text
     assert text.endswith(f"{END}after\n")
     assert "| met | 0.5 | ≤ 1 | ratio |  | on two |" in text
     assert "| short of it | 0.5 | ≥ 1 | ratio | missed |  |" in text
     assert "| impossible here | not measured | ≤ 1 | ratio | missed |  |" in text
     assert "| growing | 3 | ms |  |" in text
+
+
+def figures(directory: Path, **measured: float) -> dict[str, float]:
+    """Write figures down and return what is known of them afterwards."""
+    rows = [Row(name=name, measured=value, unit="s") for name, value in measured.items()]
+    is_whole = len(rows) > 1
+    write_results(
+        rows,
+        is_quick=False,
+        took_s=1.0 if is_whole else None,
+        directory=directory,
+        date="2030-01-02",
+    )
+    [file] = directory.glob("2030-01-02-*.json")
+    return {row["name"]: row["measured"] for row in json.loads(file.read_text())["rows"]}
+
+
+def test_later_run_of_a_day_replaces_the_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "2030-01-01-abc.json").write_text("{}")
+    (tmp_path / "2030-01-02-fff.json").write_text('{"is_quick": false, "rows": [], "took_s": 1}')
+    assert figures(tmp_path, one=1.0, two=2.0) == {"one": 1.0, "two": 2.0}
+    assert figures(tmp_path, two=4.0, three=3.0) == {"two": 4.0, "three": 3.0}
+    assert latest_results(tmp_path)["date"] == "2030-01-02"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_row_measured_again_takes_its_place_among_the_others_of_the_day(tmp_path: Path) -> None:
+    figures(tmp_path, one=1.0, two=2.0)
+    assert list(figures(tmp_path, one=5.0).items()) == [("one", 5.0), ("two", 2.0)]
+    assert latest_results(tmp_path)["took_s"] == 1.0
+
+
+def test_benches_come_in_the_order_of_the_goals() -> None:
+    load_all_benches()
+    names = ordered_names()
+    assert sorted(names) == sorted(ROWS)
+    assert names[:10] == [f"T{number}" for number in range(1, 11)]
+    assert names.index("E1") < names.index("E8") < names.index("V1") < names.index("G slots")
 
 
 def test_document_shows_the_newest_figures() -> None:
@@ -88,11 +137,45 @@ def test_bare_loop_trains_as_a_run_in_which_nothing_grows() -> None:
     assert BareLoop(workload).run() == pytest.approx(statistics.fmean(losses), rel=1e-4)
 
 
-def test_bare_loop_answers_each_line_with_its_seconds(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_bare_loop_trains_what_a_run_has_grown() -> None:
+    """Replayed seeds start from the same numbers, so the networks end up the same."""
+    hasty = {"lifecycle": {"min_training_steps": 1}}
+    workload = Workload(name="digits", task="digits", num_envs=1, num_steps=5, settings=hasty)
+    result, replay = recorded_run(workload, command="periodic", lanes=2)
+    assert max(len(item.ablations) for item in replay.steps) > 1
+    losses = [record.final_loss for record in result.history[0].episodes]
+    grown, bare = BareLoop(workload, replay=replay).run(), BareLoop(workload).run()
+    assert grown == pytest.approx(statistics.fmean(losses), rel=1e-4)
+    assert bare != pytest.approx(grown, rel=1e-3)
+
+
+def test_bare_loop_looks_at_every_configuration_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload(name="digits", task="digits", num_envs=1, num_steps=2)
+    seen: list[Ablation] = []
+    plain = MorphogeneticModel.forward
+
+    def forward(model: MorphogeneticModel, x: Tensor, ablation: Ablation = NOTHING_OFF) -> Tensor:
+        if not model.training:
+            seen.append(ablation)
+        return plain(model, x, ablation)
+
+    monkeypatch.setattr(MorphogeneticModel, "forward", forward)
+    asked = (NOTHING_OFF, Ablation(frozenset({"r0c0"})))
+    place = {"round": 0, "env_id": 0}
+    steps = (EnvStep(**place, step=0), EnvStep(**place, step=1, ablations=asked))
+    BareLoop(workload, replay=Replay(steps)).run()
+    num_batches = len(seen) // 3
+    assert seen == [ablation for ablation in (NOTHING_OFF, *asked) for _ in range(num_batches)]
+
+
+def test_bare_loop_answers_each_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
-    assert run_bare_loop(["digits", "--envs", "0", "--steps", "1"]) == 0
+    path = tmp_path / "replay.json"
+    Replay((EnvStep(round=0, env_id=0, step=0),)).write(path)
+    order = Order(workload="digits", num_steps=1, env_ids=(0,), replay_path=str(path))
+    monkeypatch.setattr("sys.stdin", io.StringIO(msgspec.json.encode(order).decode() + "\n\n"))
+    assert run_bare_loop() == 0
     ready, seconds = capsys.readouterr().out.split()
     assert ready == "ready"
     assert float(seconds) > 0

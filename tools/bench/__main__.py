@@ -1,15 +1,16 @@
 """`python -m tools.bench [--quick] [--save] [ROW ...]`: print figures beside their targets.
 
-Without rows named, or with --save, the figures are also written to tools/bench/results, and those
-of docs/performance.md are brought up to date.
+A full run without rows named, or any run with --save, also writes the figures to
+tools/bench/results and brings those of docs/performance.md up to date.
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 
 from tools.bench.results import refresh_document, write_results
-from tools.bench.rows import ROWS, Row, load_all_benches
+from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,19 +19,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, rougher figures")
     parser.add_argument("--save", action="store_true", help="write the figures in any case")
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ordered_names())}")
     arguments = parser.parse_args(argv)
     unknown = [name for name in arguments.rows if name not in ROWS]
     if unknown:
-        parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+        parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ordered_names())}")
     print(f"{'row':<52}{'measured':>14}  {'target':>14}  unit")
     measured: list[Row] = []
-    for name in arguments.rows or ROWS:
+    began_s = time.monotonic()
+    for name in arguments.rows or ordered_names():
+        started_s = time.monotonic()
         for row in ROWS[name](arguments.quick):
             print(_line(row), flush=True)
             measured.append(row)
+        print(f"  {name} took {time.monotonic() - started_s:.0f} s", flush=True)
+    took_s = time.monotonic() - began_s
+    print(f"  all took {took_s:.0f} s")
     if arguments.save or not (arguments.rows or arguments.quick):
-        print(f"written to {write_results(measured, is_quick=arguments.quick)}")
+        is_whole = not arguments.rows
+        path = write_results(
+            measured, is_quick=arguments.quick, took_s=took_s if is_whole else None
+        )
+        print(f"written to {path}")
         refresh_document()
     return 0
 

@@ -87,7 +87,7 @@ def _validate(model: MorphogeneticModel, x: Tensor, _y: Tensor) -> None:
 @bench("G levels")
 def levels(is_quick: bool) -> Iterator[Row]:
     """Measure the CPU time of lanes and control at each telemetry level."""
-    workload = replace(DIGITS, num_steps=4 if is_quick else 15)
+    workload = replace(DIGITS, num_steps=2 if is_quick else 8)
     for level in LEVELS[::3] if is_quick else LEVELS:
         call = partial(worker_cpu_s, workload, level=level)
         sample = sampled(call, _repetitions(is_quick))
@@ -98,7 +98,7 @@ def levels(is_quick: bool) -> Iterator[Row]:
 @bench("G subscribers")
 def subscribers(is_quick: bool) -> Iterator[Row]:
     """Measure the CPU time of lanes and control with some live subscribers."""
-    workload = replace(DIGITS, num_steps=4 if is_quick else 15)
+    workload = replace(DIGITS, num_steps=2 if is_quick else 8)
     for count in SUBSCRIBER_COUNTS[:2] if is_quick else SUBSCRIBER_COUNTS:
         call = partial(worker_cpu_s, workload, num_subscribers=count)
         sample = sampled(call, _repetitions(is_quick))

@@ -3,15 +3,29 @@
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+import msgspec
+
+from tools.bench.bare_loop import Order
+from tools.bench.replay import NOTHING_GROWS, Replay
 from tools.bench.workloads import Workload
 
-__all__ = ["Sample", "bare_halves", "sampled", "seconds", "spread", "thread_seconds"]
+__all__ = [
+    "BareHalves",
+    "Sample",
+    "bare_halves",
+    "sampled",
+    "seconds",
+    "spread",
+    "thread_seconds",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +70,60 @@ def sampled(measure: Callable[[], float], num_repetitions: int) -> Sample:
     return Sample(tuple(measure() for _ in range(num_repetitions)))
 
 
+@dataclass(eq=False, slots=True)
+class BareHalves:
+    """Two processes that run the bare loop on half of the envs each, at the same time."""
+
+    processes: Sequence[subprocess.Popen[str]]
+    folder: Path
+
+    def prepare(self, workload: Workload, replay: Replay = NOTHING_GROWS) -> None:
+        """Let each process load its half of a workload."""
+        path = self.folder / "replay.json"
+        replay.write(path)
+        for index, process in enumerate(self.processes):
+            order = Order(
+                workload=workload.name,
+                num_steps=workload.num_steps,
+                env_ids=tuple(range(index, workload.num_envs, len(self.processes))),
+                replay_path=str(path),
+            )
+            _tell(process, msgspec.json.encode(order).decode())
+        for process in self.processes:
+            answer = _answer(process)
+            assert answer == "ready\n", f"a half of the bare loop answered {answer!r}"
+
+    def run(self) -> float:
+        """Run both halves once and return the seconds until the later one was done."""
+        started_s = time.perf_counter()
+        for process in self.processes:
+            _tell(process, "")
+        for process in self.processes:
+            _answer(process)
+        return time.perf_counter() - started_s
+
+
 @contextmanager
-def bare_halves(workload: Workload) -> Iterator[Callable[[], float]]:
-    """Start a process per half of the envs; gives what runs both and returns the seconds."""
-    env_ids = range(workload.num_envs)
-    processes = [_start_half(workload, half) for half in (env_ids[0::2], env_ids[1::2])]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        yield partial(_run_all, processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+def bare_halves() -> Iterator[BareHalves]:
+    """Start the two processes."""
+    command = [sys.executable, "-m", "tools.bench.bare_loop"]
+    start = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [start(command) for _ in range(2)]
+        try:
+            yield BareHalves(processes, Path(folder))
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
 
 
-def _start_half(workload: Workload, env_ids: Sequence[int]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tools.bench.bare_loop", workload.name]
-    command += ["--envs", ",".join(map(str, env_ids)), "--steps", str(workload.num_steps)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
 
 
-def _run_all(processes: Sequence[subprocess.Popen[str]]) -> float:
-    started_s = time.perf_counter()
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        assert process.stdout is not None
-        process.stdout.readline()
-    return time.perf_counter() - started_s
+def _answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()

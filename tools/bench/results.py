@@ -1,4 +1,4 @@
-"""Figures kept: one file per run of the bench, and the latest one in docs/performance.md."""
+"""Figures kept: one file per day of measuring, and the latest one in docs/performance.md."""
 
 import json
 import math
@@ -24,13 +24,38 @@ BEGIN: Final = "<!-- figures: begin -->\n"
 END: Final = "<!-- figures: end -->\n"
 
 
-def write_results(rows: Iterable[Row], *, is_quick: bool, directory: Path = RESULTS) -> Path:
-    """Write the rows and what they were measured on; return the file."""
-    now = datetime.now(UTC)
+def write_results(
+    rows: Iterable[Row],
+    *,
+    is_quick: bool,
+    took_s: float | None,
+    directory: Path = RESULTS,
+    date: str | None = None,
+) -> Path:
+    """Write the rows and what they were measured on; return the file, the only one of its day.
+
+    Args:
+        rows: what was measured.
+        is_quick: whether in the quick form.
+        took_s: how long all rows took; None if these are only some, which take their places among
+            the others of the same day and form.
+        directory: of the files.
+        date: the day, in ISO form; None for today.
+    """
+    date = date or datetime.now(UTC).date().isoformat()
+    directory.mkdir(exist_ok=True)
+    earlier = sorted(directory.glob(f"{date}-*.json"))
+    stored = {row.name: _stored(row) for row in rows}
+    if took_s is None and earlier:
+        known = _read(earlier[-1])
+        if known["is_quick"] == is_quick:
+            took_s = known["took_s"]
+            stored = {row["name"]: row for row in known["rows"]} | stored
     results = {
-        "date": now.date().isoformat(),
+        "date": date,
         "commit": _commit(),
         "is_quick": is_quick,
+        "took_s": took_s,
         "machine": {
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
@@ -39,20 +64,22 @@ def write_results(rows: Iterable[Row], *, is_quick: bool, directory: Path = RESU
             "torch": str(torch.__version__),
             "load_average": round(os.getloadavg()[0], 1),
         },
-        "rows": [_stored(row) for row in rows],
+        "rows": list(stored.values()),
     }
-    directory.mkdir(exist_ok=True)
+    for path in earlier:
+        path.unlink()
     path = directory / f"{results['date']}-{results['commit']}.json"
     path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
 
 def latest_results(directory: Path = RESULTS) -> dict[str, Any]:
-    """Read the newest file."""
-    files = sorted(
-        directory.glob("*.json"), key=lambda path: (path.name[:10], path.stat().st_mtime)
-    )
-    results: dict[str, Any] = json.loads(files[-1].read_text(encoding="utf-8"))
+    """Read the newest file; there is one per day, and its name begins with the date."""
+    return _read(max(directory.glob("*.json")))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return results
 
 
@@ -68,9 +95,11 @@ def refresh_document(document: Path = DOCUMENT, directory: Path = RESULTS) -> No
 def rendered(results: dict[str, Any]) -> str:
     """Return a file's figures as Markdown: rows with targets, then how cost grows."""
     machine = results["machine"]
+    took_s = results["took_s"]
     head = (
-        f"Measured on {results['date']} at commit `{results['commit']}`"
-        f"{', quick form' if results['is_quick'] else ''}: {machine['cpu']}, "
+        f"Measured on {results['date']}, the last rows at commit `{results['commit']}`"
+        f"{', quick form' if results['is_quick'] else ''}"
+        f"{'' if took_s is None else f', all within {took_s / 60:.0f} minutes'}: {machine['cpu']}, "
         f"{machine['cores']} cores, load average {machine['load_average']} at the end, "
         f"{machine['system']}, Python {machine['python']}, torch {machine['torch']}.\n"
     )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 ROWS: dict[str, Bench] = {}
 """Every bench there is, by the name of its goal."""
+GROUPS: Final = ("T", "loop lag", "digits", "E", "leyline import", "V", "G")
+"""Names begin with one of these; they are measured and listed in this order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,3 +65,14 @@ def load_all_benches() -> None:
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):
             importlib.import_module(f"tools.bench.{module.name}")
+
+
+def ordered_names() -> list[str]:
+    """Return the names of all benches, those of a group by their numbers."""
+    return sorted(ROWS, key=_place)
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    group = next((at for at, prefix in enumerate(GROUPS) if name.startswith(prefix)), len(GROUPS))
+    number = re.search(r"\d+", name)
+    return group, int(number[0]) if number else 0, name

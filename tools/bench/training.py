@@ -23,12 +23,14 @@ from esper.nissa.server import ServerAddress, build_app, serve
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.stopping import StopFlag
 from tools.bench.bare_loop import BareLoop
-from tools.bench.pairing import Sample, bare_halves, sampled, seconds, spread
+from tools.bench.pairing import BareHalves, Sample, bare_halves, sampled, seconds, spread
+from tools.bench.replay import recorded_run
 from tools.bench.rows import Row, bench
 from tools.bench.workloads import C64, DIGITS, FLOOR, GROWTH, Workload, run_workload
 
 COMMANDS: Final = ("wait", "ppo")
 MAX_OVER_LIMIT: Final = 1.15
+MAX_OVER_FLOOR: Final = 1.1
 MIN_SHARE_OF_CEILING: Final = 0.88
 ENV_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64)
 PASSIVE_CLIENT: Final = 1_000_000_000
@@ -62,19 +64,21 @@ class _Comparison:
         yield Row(name=f"{name}, CPU", measured=cpu.median, unit="CPU ratio", note=cpu.note)
 
 
-def _beside_bare_loop(workload: Workload, command: str, num_repetitions: int) -> _Comparison:
+def _beside_bare_loop(
+    workload: Workload, command: str, halves: BareHalves, num_repetitions: int
+) -> _Comparison:
+    # Runs are repeatable, so what this one grows is what all of them grow. It also warms up.
+    _, replay = recorded_run(workload, command=command)
+    bare = BareLoop(workload, replay=replay)
+    halves.prepare(workload, replay)
+    halves.run()
     found = _Comparison()
-    bare = BareLoop(workload)
-    with bare_halves(workload) as run_halves:
-        for repetition in range(num_repetitions + 1):
-            bare_s, bare_cpu_s = _timed(bare.run)
-            esper_s, esper_cpu_s = _timed(partial(run_workload, workload, command=command))
-            halves_s = run_halves()
-            # The first repetition of each warms up.
-            if repetition:
-                found.wall.append(esper_s / bare_s)
-                found.cpu.append(esper_cpu_s / bare_cpu_s)
-                found.ceilings.append(bare_s / halves_s)
+    for _ in range(num_repetitions):
+        bare_s, bare_cpu_s = _timed(bare.run)
+        esper_s, esper_cpu_s = _timed(partial(run_workload, workload, command=command))
+        found.wall.append(esper_s / bare_s)
+        found.cpu.append(esper_cpu_s / bare_cpu_s)
+        found.ceilings.append(bare_s / halves.run())
     return found
 
 
@@ -85,39 +89,51 @@ def _timed(call: Callable[[], object]) -> tuple[float, float]:
     return wall_s, time.process_time() - began_cpu_s
 
 
+def _compared(
+    name: str, workload: Workload, is_quick: bool, target: float | None = None
+) -> Iterator[Row]:
+    """Compare a run that only waits and one that grows; the ceiling sets the target by default."""
+    torch.set_num_threads(1)
+    with bare_halves() as halves:
+        for command in COMMANDS:
+            found = _beside_bare_loop(workload, command, halves, _num_repetitions(is_quick))
+            bound = target or MAX_OVER_LIMIT / statistics.median(found.ceilings)
+            yield from found.rows(f"{name}, {command} / bare loop", bound)
+
+
 @bench("T1")
 def c64_run(is_quick: bool) -> Iterator[Row]:
     """Measure a whole run where hosts have real work."""
-    torch.set_num_threads(1)
-    workload = replace(C64, num_steps=2) if is_quick else C64
-    for command in COMMANDS:
-        found = _beside_bare_loop(workload, command, _num_repetitions(is_quick))
-        target = MAX_OVER_LIMIT / statistics.median(found.ceilings)
-        yield from found.rows(f"T1 c64, {command} / bare loop", target)
+    yield from _compared("T1 c64", replace(C64, num_steps=2) if is_quick else C64, is_quick)
 
 
 @bench("T2")
 def floor_run(is_quick: bool) -> Iterator[Row]:
     """Measure a whole run where orchestration is everything."""
-    torch.set_num_threads(1)
-    workload = replace(FLOOR, num_steps=6) if is_quick else FLOOR
-    for command in COMMANDS:
-        found = _beside_bare_loop(workload, command, _num_repetitions(is_quick))
-        yield from found.rows(f"T2 floor, {command} / bare loop", 1.1)
+    workload = replace(FLOOR, num_steps=4) if is_quick else FLOOR
+    yield from _compared("T2 floor", workload, is_quick, MAX_OVER_FLOOR)
+
+
+@bench("digits")
+def digits_run(is_quick: bool) -> Iterator[Row]:
+    """Measure a round of the default job."""
+    workload = replace(DIGITS, num_steps=3) if is_quick else DIGITS
+    yield from _compared("digits", workload, is_quick)
 
 
 @bench("T3")
 def lanes(is_quick: bool) -> Iterator[Row]:
     """Measure what a second lane brings, and what a second process would have brought."""
     torch.set_num_threads(1)
-    workload = replace(C64, num_steps=2) if is_quick else C64
+    workload = replace(C64, num_steps=1) if is_quick else C64
     bare = BareLoop(workload)
     gains, ceilings = [], []
-    with bare_halves(workload) as run_halves:
+    with bare_halves() as halves:
+        halves.prepare(workload)
         for repetition in range(_num_repetitions(is_quick) + 1):
             one_s = round_s(workload, lanes=1)
             two_s = round_s(workload, lanes=2)
-            ceiling = seconds(bare.run) / run_halves()
+            ceiling = seconds(bare.run) / halves.run()
             if repetition:
                 gains.append(one_s / two_s)
                 ceilings.append(ceiling)
@@ -145,7 +161,7 @@ def round_s(workload: Workload, *, command: str = "wait", lanes: int | None = No
 def telemetry_cost(is_quick: bool) -> Iterator[Row]:
     """Measure the CPU time of lanes and control with a log and a live subscriber, and without."""
     torch.set_num_threads(1)
-    workload = replace(DIGITS, num_steps=6 if is_quick else 20)
+    workload = replace(DIGITS, num_steps=4 if is_quick else 20)
     ratios = []
     for repetition in range(_num_repetitions(is_quick) + 1):
         silent_s = worker_cpu_s(workload, level="off")

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import ContractError
 
-__all__ = ["SeedOptimizers", "build_sgd", "clip_gradients", "forget_gradients", "gradients_of"]
+__all__ = [
+    "SeedOptimizers",
+    "build_sgd",
+    "clip_gradients",
+    "follow_gradients",
+    "forget_gradients",
+    "gradients_of",
+]
 
 
 def build_sgd(
@@ -44,6 +51,43 @@ def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Scale gradients of one device down to a joint norm, bit for bit as `clip_grad_norm_` does."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+
+
+@torch.no_grad()
+def follow_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Take one step of an SGD of `build_sgd`, bit for bit as its own `step` for half the price."""
+    for group in optimizer.param_groups:
+        moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not moved:
+            continue
+        gradients = [parameter.grad for parameter in moved]
+        if group["weight_decay"]:
+            gradients = list(torch._foreach_add(gradients, moved, alpha=group["weight_decay"]))
+        moments = _moments(optimizer, moved, gradients, group["momentum"])
+        torch._foreach_add_(moved, moments, alpha=-group["lr"])
+
+
+def _moments(
+    optimizer: torch.optim.Optimizer,
+    moved: list[nn.Parameter],
+    gradients: list[Tensor],
+    momentum: float,
+) -> list[Tensor]:
+    """Return the moments that a step follows, with this batch's gradients in them."""
+    known = [optimizer.state[parameter].get("momentum_buffer") for parameter in moved]
+    old = [moment for moment in known if moment is not None]
+    if old:
+        torch._foreach_mul_(old, momentum)
+        fresh = [g for g, moment in zip(gradients, known, strict=True) if moment is not None]
+        torch._foreach_add_(old, fresh)
+    moments = [
+        gradient.clone() if moment is None else moment
+        for gradient, moment in zip(gradients, known, strict=True)
+    ]
+    if len(old) < len(moved):
+        for parameter, moment in zip(moved, moments, strict=True):
+            optimizer.state[parameter]["momentum_buffer"] = moment
+    return moments
 
 
 @dataclass(eq=False, slots=True)

@@ -73,6 +73,31 @@ def test_without_seeds_a_pass_is_a_plain_loop_bit_for_bit(task: TaskSpec) -> Non
     assert world.env.train_accuracy_pct == pytest.approx(100 * num_correct / total)
 
 
+@tasks
+def test_with_seeds_a_pass_is_a_plain_loop_with_an_optimizer_for_each_bit_for_bit(
+    task: TaskSpec,
+) -> None:
+    world, twin = grown_world(task), grown_world(task)
+    model = twin.env.model.train()
+    parts = [list(model.host_parameters())]
+    parts += [list(slot.seed_parameters()) for slot in model.all_slots()]
+    decays = (5e-4, *[0.0] * len(SLOTS))
+    optimizers = [
+        torch.optim.SGD(part, lr=0.01, momentum=0.9, weight_decay=decay, foreach=False)
+        for part, decay in zip(parts, decays, strict=True)
+    ]
+    for [batch] in twin.train_batches.batches(round=0, step=0):
+        model.zero_grad()
+        logits = model(batch.inputs).flatten(0, -2)
+        nn.functional.cross_entropy(logits, batch.targets.flatten()).backward()
+        for part, optimizer in zip(parts, optimizers, strict=True):
+            nn.utils.clip_grad_norm_(part, 1.0, foreach=False)
+            optimizer.step()
+    world.train()
+    for name, value in world.env.model.state_dict().items():
+        assert has_same_bits(value, model.state_dict()[name]), name
+
+
 def test_host_and_seeds_are_clipped_each_by_itself() -> None:
     env = grown_world().env
     rules = TrainRules(max_grad_norm=1e-3, gradient_stride=1, autocast=nullcontext)

@@ -12,7 +12,12 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.optimizers import clip_gradients, forget_gradients, gradients_of
+from esper.kasmina.optimizers import (
+    clip_gradients,
+    follow_gradients,
+    forget_gradients,
+    gradients_of,
+)
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import Stage
@@ -100,7 +105,7 @@ def _clip_and_step(env: ParallelEnvState, max_grad_norm: float | None) -> None:
         if max_grad_norm is not None:
             clip_gradients(gradients, max_grad_norm)
         if env.scaler is None:
-            optimizer.step()
+            follow_gradients(optimizer)
         else:
             # Half precision is the one exception: torch reads here whether gradients overflowed.
             # Its fused optimizer does not, but keeps unset moments if the first step is skipped.
