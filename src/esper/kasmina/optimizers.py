@@ -19,9 +19,7 @@ def build_sgd(
 ) -> torch.optim.SGD:
     """Return an SGD that moves all parameters by a few calls."""
     # `fused` would be faster still, but rounds differently from one tensor size to another.
-    return PlainSGD(
-        parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=True
-    )
+    return PlainSGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=True)
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -113,7 +113,9 @@ class PolicyNetwork(nn.Module):
         # On the meta device nothing is drawn, so the process-wide generator is never touched.
         with torch.device("meta"):
             self._build(spec)
-        self.to_empty(device="cpu")
+        # `to_empty` would do the same, and import torch's symbolic shapes for it: 36 MiB.
+        rooms = {name: torch.empty(item.shape) for name, item in self.state_dict().items()}
+        self.load_state_dict(rooms, assign=True)
         self._initialize(generator)
         self.space = ActionSpace(spec.num_slots, spec.mixtures)
         self._run_step: Callable[[Tensor, Tensor, LstmState], PolicyOutput] = self._step
