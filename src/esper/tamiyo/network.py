@@ -125,7 +125,9 @@ class PolicyNetwork(nn.Module):
         # Row 0 stands for an empty slot, so that any index outside of -1..12 is out of range.
         # Given its tensor, for drawing one on the meta device would import torch's compiler.
         rows = torch.empty(len(Blueprint) + 1, BLUEPRINT_DIM)
-        self.blueprints = nn.Embedding.from_pretrained(rows, freeze=False)
+        self.blueprints = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+            rows, freeze=False
+        )
         self.features = nn.Sequential(
             nn.Linear(spec.obs_dim + BLUEPRINT_DIM * spec.num_slots, spec.feature_dim),
             nn.LayerNorm(spec.feature_dim),
