@@ -51,3 +51,14 @@ def test_train_command_answers_questions_without_torch(arguments: list[str]) -> 
         f"with contextlib.redirect_stdout(io.StringIO()): main({arguments!r})"
     )
     assert loaded_after(code).isdisjoint(HEAVY)
+
+
+def test_training_a_policy_imports_neither_the_compiler_nor_symbolic_shapes() -> None:
+    code = (
+        "import tempfile\n"
+        "from esper.scripts.train import main\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    arguments = ['ppo', '--rounds', '1', '--envs', '1', '--episode-length', '1']\n"
+        "    assert main([*arguments, '--quiet', '--telemetry-dir', folder]) == 0"
+    )
+    assert loaded_after(code).isdisjoint({"torch._dynamo", "sympy"})

@@ -22,6 +22,7 @@ from esper.nissa.feed import FEED_BYTES
 from esper.nissa.hub import TelemetryHub
 from esper.nissa.security import Security
 from esper.nissa.server import ServerAddress, build_app, serve
+from tools.bench.pairing import spread
 from tools.bench.rows import Row, bench
 
 SCOPE = EventScope(1, 2, 3, 4)
@@ -72,19 +73,24 @@ def emit_cost(is_quick: bool) -> Iterator[Row]:
 @bench("E2")
 def durable_rate(is_quick: bool) -> Iterator[Row]:
     """Measure events per second from the first emit to the last byte on disk."""
-    num_events, num_repeats = (50_000, 1) if is_quick else (300_000, 5)
-    rates = []
+    num_events, num_repeats = (50_000, 3) if is_quick else (300_000, 5)
+    rates, cpu_rates = [], []
     for _ in range(num_repeats):
         drafts = [Draft(payload(), SCOPE) for _ in range(num_events)]
         gc.collect()
         with fresh_hub(FsyncPolicy.INTERVAL) as hub:
-            start_s = time.perf_counter()
+            start_s, start_cpu_s = time.perf_counter(), time.process_time()
             hub.publish(drafts)
             hub.flush()
             rates.append(num_events / (time.perf_counter() - start_s))
-    measured = statistics.median(rates)
+            cpu_rates.append(num_events / (time.process_time() - start_cpu_s))
     yield Row(
-        name="E2 durable events", measured=measured, target=200_000, unit="1/s", is_at_least=True
+        name="E2 durable events",
+        measured=statistics.median(rates),
+        target=200_000,
+        unit="1/s",
+        is_at_least=True,
+        note=f"{spread(rates)}; {statistics.median(cpu_rates):,.0f} per CPU second",
     )
 
 

@@ -11,10 +11,10 @@ from tools.soak.schedules import tiny_run
 from tools.soak.tiny import IMAGES
 
 from esper.leyline.errors import UnreadableFileError
+from esper.nissa.blocks import checksum_path
 from esper.nissa.files import FileSystem
 from esper.nissa.journal import EVENTS_FILE, open_journal
 from esper.nissa.run_directory import MANIFEST_FILE
-from esper.nissa.scan import checksum_path
 from esper.nissa.validation import validate_run
 
 LOG_BYTES = 64 * 1024

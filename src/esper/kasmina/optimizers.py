@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.plain_optim import PlainSGD
 from esper.leyline.errors import ContractError
 
 __all__ = [
@@ -25,9 +26,7 @@ def build_sgd(
 ) -> torch.optim.SGD:
     """Return an SGD that moves all parameters by a few calls."""
     # `fused` would be faster still, but rounds differently from one tensor size to another.
-    return torch.optim.SGD(
-        parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=True
-    )
+    return PlainSGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=True)
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

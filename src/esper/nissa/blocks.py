@@ -1,10 +1,11 @@
 """Blocks: runs of whole lines that are committed, checked and sent together."""
 
 import zlib
+from pathlib import Path
 
 import msgspec
 
-__all__ = ["Block", "CommitRecord", "parse_commit_record"]
+__all__ = ["Block", "CommitRecord", "checksum_path", "parse_commit_record", "read_records"]
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -86,3 +87,23 @@ def parse_commit_record(line: bytes) -> CommitRecord | None:
     record = CommitRecord(start=start, end=end, first_seq=first_seq, last_seq=last_seq, crc=crc)
     # Only the one spelling that is ever written counts, so that no damage reads as a record.
     return record if record.line() == line.rstrip(b"\n") + b"\n" else None
+
+
+def checksum_path(log_path: Path) -> Path:
+    """Return the file that holds the checksums of a log."""
+    return log_path.with_suffix(".crc")
+
+
+def read_records(path: Path, log_bytes: int) -> list[CommitRecord]:
+    """Return the contiguous records that lie within a log; a torn last line is left out."""
+    records: list[CommitRecord] = []
+    if not path.exists():
+        return records
+    with path.open("rb") as file:
+        for line in file:
+            record = parse_commit_record(line) if line.endswith(b"\n") else None
+            previous = records[-1] if records else None
+            if record is None or not record.follows(previous) or record.end > log_bytes:
+                break
+            records.append(record)
+    return records

@@ -93,13 +93,13 @@ def read_fact(line: bytes) -> Fact | None:
         return None
 
 
-def add_link(terms: Counter[str], line: bytes) -> bool:
+def add_link(terms: Counter[str], line: bytes, offset: int = 0) -> bool:
     """Add a line of the causal log as our writer writes it; False when it must be read as a fact.
 
     Links are a quarter of a log, and the phase is the first field of their payload: a quote inside
     a JSON string is escaped, so that the first match is the payload itself.
     """
-    start = line.find(_LINK_START)
+    start = line.find(_LINK_START, offset)
     if start < 0:
         return False
     start += len(_LINK_START)

@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from esper.leyline.errors import TelemetryLostError, UnreadableFileError, UsageError
-from esper.nissa.blocks import Block, CommitRecord
+from esper.nissa.blocks import Block, CommitRecord, checksum_path
 from esper.nissa.files import FileSystem, write_atomically
-from esper.nissa.scan import LogScan, checksum_path, scan_log, verify_records
+from esper.nissa.scan import LogScan, scan_log, verify_records
 
 __all__ = ["EVENTS_FILE", "OPERATIONAL_FILE", "Journal", "Recovery", "cut_back", "open_journal"]
 

@@ -7,9 +7,9 @@ import msgspec
 
 from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import decode_event
-from esper.nissa.blocks import Block, CommitRecord, parse_commit_record
+from esper.nissa.blocks import Block, CommitRecord, checksum_path, read_records
 
-__all__ = ["LogScan", "checksum_path", "read_records", "scan_log", "verify_records"]
+__all__ = ["LogScan", "scan_log", "verify_records"]
 
 
 class LogScan(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +38,6 @@ class LogScan(msgspec.Struct, frozen=True, kw_only=True):
         return self.tail.next_seq
 
 
-def checksum_path(log_path: Path) -> Path:
-    """Return the file that holds the checksums of a log."""
-    return log_path.with_suffix(".crc")
-
-
 def scan_log(log_path: Path, *, has_checksums: bool) -> LogScan:
     """Read the records and the uncovered tail; bytes that records cover are not looked at."""
     num_bytes = log_path.stat().st_size
@@ -52,21 +47,6 @@ def scan_log(log_path: Path, *, has_checksums: bool) -> LogScan:
     lines = list(_continuing_lines(log_path, covered_end, next_seq))
     tail = Block(next_seq, len(lines), b"".join(lines))
     return LogScan(records=records, tail=tail, num_bytes=num_bytes)
-
-
-def read_records(path: Path, log_bytes: int) -> list[CommitRecord]:
-    """Return the contiguous records that lie within a log; a torn last line is left out."""
-    records: list[CommitRecord] = []
-    if not path.exists():
-        return records
-    with path.open("rb") as file:
-        for line in file:
-            record = parse_commit_record(line) if line.endswith(b"\n") else None
-            previous = records[-1] if records else None
-            if record is None or not record.follows(previous) or record.end > log_bytes:
-                break
-            records.append(record)
-    return records
 
 
 def _continuing_lines(log_path: Path, offset: int, seq: int) -> Iterator[bytes]:

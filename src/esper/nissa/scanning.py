@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, cast
 
@@ -40,6 +41,9 @@ _MASKS: Final = {
 """Types whose payload is compared in part, or (None) not at all; others are compared whole."""
 
 _match_envelope: Final = ENVELOPE.match
+_LAST_BYTE: Final = itemgetter(-1)
+_BRACE: Final = {ord("}")}
+_SEVERITY: Final = b',"severity"'
 
 _MAX_KEY_SETS: Final = 64
 """Per type; a foreign log whose keys never repeat must not fill the memory."""
@@ -101,7 +105,7 @@ class _Scanner:
         """Take in the next lines."""
         first = self.num_lines + 1
         matches = list(map(_match_envelope, lines))
-        if None in matches or not all(line.endswith(b"}") for line in lines):
+        if None in matches or set(map(_LAST_BYTE, lines)) != _BRACE:
             for number, (line, match) in enumerate(zip(lines, matches, strict=True), first):
                 if match is None or not line.endswith(b"}"):
                     self._feed_odd(line, number)
@@ -120,16 +124,16 @@ class _Scanner:
     ) -> None:
         """Take in lines as our writer writes them: the hot path, done in bulk where it can be."""
         types = [match[1] for match in matches]
+        ends = [match.end() for match in matches]
         forms: list[bytes | None] = [
-            raw_type + line[match.end() :]
-            for raw_type, line, match in zip(types, lines, matches, strict=True)
+            raw_type + line[end:] for raw_type, line, end in zip(types, lines, ends, strict=True)
         ]
-        see_step = self.order.see_step
+        see_step, terms = self.order.see_step, self.terms
         for index, raw_type in enumerate(types):
             if raw_type in _STEP_TYPES:
-                line, start = lines[index], matches[index].end()
-                see_step(raw_type, line[start : line.find(b',"severity"', start)], first + index)
-            elif raw_type == LINK_TYPE and add_link(self.terms, lines[index]):
+                line, start = lines[index], ends[index]
+                see_step(raw_type, line[start : line.find(_SEVERITY, start)], first + index)
+            elif raw_type == LINK_TYPE and add_link(terms, lines[index], ends[index]):
                 continue
             elif raw_type in _CLOSE_TYPES:
                 self._look_closely(lines[index], first + index, self.num_events + index + 1)

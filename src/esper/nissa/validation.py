@@ -10,7 +10,7 @@ import msgspec
 
 from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, decode_event
-from esper.nissa.blocks import CommitRecord, parse_commit_record
+from esper.nissa.blocks import CommitRecord, checksum_path, parse_commit_record
 from esper.nissa.identities import check_profile
 from esper.nissa.lines import find_logs, is_compressed, read_chunks, run_directory_of, split_lines
 from esper.nissa.scanning import ScanTask, scan_log
@@ -74,7 +74,7 @@ def validate_log(log: Path) -> Validation:
     """Check a log and what lies beside it."""
     findings = _Findings()
     blocks = _BlockCheck(0, 0)
-    crc_path = log.with_name("events.crc")
+    crc_path = checksum_path(log)
     directory = run_directory_of(log)
     if directory is not None and not is_compressed(log):
         blocks = _check_blocks(log, crc_path, findings)

@@ -113,7 +113,9 @@ class PolicyNetwork(nn.Module):
         # On the meta device nothing is drawn, so the process-wide generator is never touched.
         with torch.device("meta"):
             self._build(spec)
-        self.to_empty(device="cpu")
+        # `to_empty` would do the same, and import torch's symbolic shapes for it: 36 MiB.
+        rooms = {name: torch.empty(item.shape) for name, item in self.state_dict().items()}
+        self.load_state_dict(rooms, assign=True)
         self._initialize(generator)
         self.space = ActionSpace(spec.num_slots, spec.mixtures)
         self._run_step: Callable[[Tensor, Tensor, LstmState], PolicyOutput] = self._step
@@ -121,7 +123,11 @@ class PolicyNetwork(nn.Module):
     def _build(self, spec: PolicySpec) -> None:
         hidden, half = spec.hidden_dim, spec.hidden_dim // 2
         # Row 0 stands for an empty slot, so that any index outside of -1..12 is out of range.
-        self.blueprints = nn.Embedding(len(Blueprint) + 1, BLUEPRINT_DIM)
+        # Given its tensor, for drawing one on the meta device would import torch's compiler.
+        rows = torch.empty(len(Blueprint) + 1, BLUEPRINT_DIM)
+        self.blueprints = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+            rows, freeze=False
+        )
         self.features = nn.Sequential(
             nn.Linear(spec.obs_dim + BLUEPRINT_DIM * spec.num_slots, spec.feature_dim),
             nn.LayerNorm(spec.feature_dim),

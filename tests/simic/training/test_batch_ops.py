@@ -15,6 +15,7 @@ from esper.leyline.rewards import RewardMode
 from esper.leyline.stages import Stage
 from esper.leyline.tasks import TaskSpec
 from esper.simic.telemetry.gradients import gradient_health, gradient_ratio
+from esper.simic.training import batch_ops
 from esper.simic.training.batch_ops import (
     MEASURED_STAGES,
     TrainRules,
@@ -364,8 +365,24 @@ def test_without_a_sample_there_are_no_readings() -> None:
     assert materialize_gradient_readings(world_of().env) == {}
 
 
-def test_gradient_telemetry_is_kept_out_of_compiled_graphs() -> None:
-    assert collect_gradient_telemetry_for_batch._torchdynamo_disable is True
+def test_gradient_telemetry_is_kept_out_of_compiled_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        batch_ops, "gradient_norms", lambda _: seen.append(torch.compiler.is_compiling())
+    )
+    env = world_of().env
+
+    @torch.compile(backend="eager")
+    def program(inputs: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.compiler.is_compiling())
+        collect_gradient_telemetry_for_batch(env)
+        return inputs + 1
+
+    program(torch.ones(2))
+
+    assert seen == [True, False]
 
 
 # --- Features ------------------------------------------------------------------------------------

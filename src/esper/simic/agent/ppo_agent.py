@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+from esper.kasmina.plain_optim import PlainAdamW
 from esper.leyline.actions import Op
 from esper.leyline.errors import UnreadableFileError
 from esper.leyline.payloads import LstmHealth
@@ -297,7 +298,7 @@ def _build_optimizer(network: PolicyNetwork, config: PPOConfig) -> AdamW:
         {"params": others, "weight_decay": 0.0},
         {"params": critics, "weight_decay": config.weight_decay},
     ]
-    return AdamW(groups, lr=config.lr, eps=1e-5, fused=True)
+    return PlainAdamW(groups, lr=config.lr, eps=1e-5, fused=True)
 
 
 def _health(state: LstmState | None) -> LstmHealth | None:

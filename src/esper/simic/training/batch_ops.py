@@ -114,10 +114,17 @@ def _clip_and_step(env: ParallelEnvState, max_grad_norm: float | None) -> None:
         env.scaler.update()
 
 
-# A handful of norms is not worth a graph, and would break the host's.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def collect_gradient_telemetry_for_batch(env: ParallelEnvState) -> None:
     """Remember this batch's gradient norms, on the device; the last batch of a pass wins."""
+    collect = _collect_gradient_telemetry
+    # A handful of norms is not worth a graph, and would break the host's. As a decorator, `disable`
+    # would import torch's compiler for everybody.
+    if torch.compiler.is_compiling():
+        collect = torch.compiler.disable(collect)  # type: ignore[no-untyped-call]
+    collect(env)
+
+
+def _collect_gradient_telemetry(env: ParallelEnvState) -> None:
     env.gradient_sample = GradientSample(
         host_norms=gradient_norms(env.model.host_parameters()),
         seed_norms={

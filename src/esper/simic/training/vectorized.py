@@ -69,6 +69,8 @@ from esper.simic.training.machine import (
     machine_kind,
     num_lanes_for,
     one_thread_per_worker,
+    return_free_memory,
+    share_one_heap,
     warm_up_math,
 )
 from esper.simic.training.parallel_env_state import ParallelEnvState
@@ -162,10 +164,12 @@ def run_job(
         ready_event: set when everything is built and the first round begins.
     """
     stop = StopFlag(shutdown_event)
+    share_one_heap()
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
         plan = plan_job(job, _command(command, job, resumed), resumed, stop)
         prepare_tracing(job.run.profiler)
+        return_free_memory()  # what loading data and drawing weights took for a moment
         run_dir, loaded = _open_run_directory(plan)
         hub = TelemetryHub(
             run_dir,
