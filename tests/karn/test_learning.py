@@ -46,7 +46,6 @@ def named(curves: tuple[LearningCurve, ...], name: str) -> LearningCurve:
         ("kl_divergence", "PPO_UPDATE_COMPLETED", "kl_divergence"),
         ("value_nrmse", "PPO_UPDATE_COMPLETED", "value_nrmse"),
         ("explained_variance", "PPO_UPDATE_COMPLETED", "explained_variance"),
-        ("value_loss", "PPO_UPDATE_COMPLETED", "value_loss"),
         ("entropy", "PPO_UPDATE_COMPLETED", "entropy"),
     ],
 )

@@ -31,7 +31,9 @@ th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(-
 th { color: var(--muted); font-weight: 500 }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
   background: var(--bg) }
-.words td { text-align: left; white-space: normal; min-width: 6rem } .words th { text-align: left }
+.words th, .words td { text-align: left; vertical-align: top }
+.words td:nth-child(n+5) { white-space: normal; min-width: 9rem }
+.words td:nth-child(n+6) { min-width: 18rem }
 .plot { height: 420px }
 .grid { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)) }
 .grid .plot { height: 250px; min-width: 0 }

@@ -8,7 +8,7 @@ import msgspec
 from esper.leyline.comparison import ArmSummary, ComparisonReport
 from esper.leyline.learning import LearningCurve, LearningReport
 
-__all__ = ["CURVE_TITLES", "Plot", "colour_of", "comparison_plots", "learning_plots"]
+__all__ = ["Plot", "colour_of", "comparison_plots", "learning_plots", "titled_curves"]
 
 _Json: TypeAlias = Mapping[str, object]
 
@@ -25,8 +25,9 @@ _PALETTE: Final = (
 """Seen on white and on black alike; an arm has the same colour in every plot."""
 _BAND_ALPHA: Final = "26"
 _RUN_ALPHA: Final = "80"
+_SMALL_MARGIN: Final = {"t": 10, "r": 10, "l": 50, "b": 40}
 
-CURVE_TITLES: Final[Mapping[str, str]] = {
+_TITLES: Final[Mapping[str, str]] = {
     "mean_accuracy_pct": "validation accuracy, %",
     "mean_reward": "return per env",
     "num_fossilized": "seeds kept",
@@ -35,10 +36,8 @@ CURVE_TITLES: Final[Mapping[str, str]] = {
     "kl_divergence": "KL of the update",
     "value_nrmse": "value error (NRMSE)",
     "explained_variance": "explained variance",
-    "value_loss": "value loss",
     "entropy": "entropy of the policy",
 }
-"""Curves in the order in which they are shown, and what their axes say."""
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,17 +76,21 @@ def comparison_plots(report: ComparisonReport) -> list[Plot]:
 
 def learning_plots(learning: LearningReport) -> list[Plot]:
     """Return one plot per curve: every run, their mean, and the range between them."""
-    known = {curve.name: curve for curve in learning.curves}
-    shown = [(known[name], title) for name, title in CURVE_TITLES.items() if name in known]
     plots = [
         _learning_plot(f"learning-{curve.name}", curve, title, colour_of(0))
-        for curve, title in shown
+        for curve, title in titled_curves(learning)
     ]
     entropies = [
         _learning_plot(f"entropy-{curve.name}", curve, f"entropy: {curve.name}", colour_of(4))
         for curve in learning.entropies
     ]
     return [*plots, *map(_up_to_one, entropies)]
+
+
+def titled_curves(learning: LearningReport) -> list[tuple[LearningCurve, str]]:
+    """Return the curves in the order in which they are shown, with what their axes say."""
+    known = {curve.name: curve for curve in learning.curves}
+    return [(known[name], title) for name, title in _TITLES.items() if name in known]
 
 
 def _learning_plot(place: str, curve: LearningCurve, title: str, colour: str) -> Plot:
@@ -97,7 +100,7 @@ def _learning_plot(place: str, curve: LearningCurve, title: str, colour: str) ->
         for run in curve.runs
     ]
     mean = {**_line(x, curve.mean, colour), "name": "mean", "showlegend": False}
-    layout = {**_layout("round", title), "margin": {"t": 10, "r": 10, "l": 50, "b": 40}}
+    layout = {**_layout("round", title), "margin": _SMALL_MARGIN}
     data = [*_band(x, curve.low, curve.high, colour, group="range"), *runs, mean]
     return Plot(id=place, data=data, layout=layout)
 
@@ -105,7 +108,7 @@ def _learning_plot(place: str, curve: LearningCurve, title: str, colour: str) ->
 def _up_to_one(plot: Plot) -> Plot:
     axis = {"title": {"text": "of its maximum"}, "range": [0.0, 1.05]}
     head = {"text": plot.id.removeprefix("entropy-"), "font": {"size": 13}, "y": 0.97}
-    layout = {**plot.layout, "yaxis": axis, "title": head, "margin": {"t": 32, "r": 10, "l": 50}}
+    layout = {**plot.layout, "yaxis": axis, "title": head, "margin": {**_SMALL_MARGIN, "t": 32}}
     return msgspec.structs.replace(plot, layout=layout)
 
 

@@ -28,7 +28,6 @@ _UPDATE_FIGURES: Final = (
     "kl_divergence",
     "value_nrmse",
     "explained_variance",
-    "value_loss",
     "entropy",
 )
 
