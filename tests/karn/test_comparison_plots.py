@@ -55,7 +55,7 @@ def test_arm_has_one_colour_in_every_plot(plots: dict[str, Plot]) -> None:
 def test_learning_plot_shows_every_run_and_their_mean() -> None:
     plot, entropy = learning_plots(learning())
 
-    assert plot.id == "learning-mean_accuracy_pct"
+    assert plot.id == "growth-mean_accuracy_pct"
     assert [trace["y"] for trace in traces(plot)[2:]] == [[10, 20], [30, None], [10, 20]]
     assert entropy.id == "entropy-op"
 

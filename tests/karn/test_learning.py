@@ -40,7 +40,6 @@ def named(curves: tuple[LearningCurve, ...], name: str) -> LearningCurve:
     [
         ("mean_accuracy_pct", "BATCH_EPOCH_COMPLETED", "mean_accuracy_pct"),
         ("mean_reward", "BATCH_EPOCH_COMPLETED", "mean_reward"),
-        ("num_germinated", "BATCH_STATS", "seeds_germinated"),
         ("num_fossilized", "BATCH_STATS", "seeds_fossilized"),
         ("num_pruned", "BATCH_STATS", "seeds_pruned"),
         ("kl_divergence", "PPO_UPDATE_COMPLETED", "kl_divergence"),

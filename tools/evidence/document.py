@@ -11,7 +11,7 @@ from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast
 from esper.leyline.errors import UsageError
 from esper.leyline.learning import LearningCurve, LearningReport
 from tools.evidence.claims import Outcome, difference, judge, learned_arms
-from tools.evidence.pictures import ACCURACY, ENTROPIES, FRONT, LEARNING, picture_name
+from tools.evidence.pictures import ACCURACY, ENTROPY, FRONT, GROWTH, UPDATE, picture_name
 from tools.evidence.reports import FASHION, KNOWN, ROOT, Kept, read_kept
 
 __all__ = ["DOCUMENT", "document_of", "write_document"]
@@ -195,8 +195,9 @@ def _training(learning: LearningReport | None) -> str:
             "and the highest run; entropies are shares of the maximum, over the steps at which the "
             "head had a choice.",
             _table(("figure", "first rounds", "last rounds"), curves),
-            _picture(KNOWN, LEARNING, "Learning curves: each run, their mean and their range"),
-            _picture(KNOWN, ENTROPIES, "Entropy of each head over its choices"),
+            _picture(KNOWN, GROWTH, "Learning curves: each run, their mean and their range"),
+            _picture(KNOWN, UPDATE, "The policy's updates: each run, their mean and their range"),
+            _picture(KNOWN, ENTROPY, "Entropy of each head over its choices"),
         )
     )
 

@@ -12,15 +12,17 @@ from esper.karn.comparison_page import comparison_page
 from esper.leyline.comparison import ComparisonReport
 from tools.evidence.reports import KNOWN, PRESETS, ROOT, Kept, read_kept
 
-__all__ = ["ACCURACY", "ENTROPIES", "FRONT", "LEARNING", "picture_name", "take_pictures"]
+__all__ = ["ACCURACY", "ENTROPY", "FRONT", "GROWTH", "UPDATE", "picture_name", "take_pictures"]
 
 IMAGES: Final = ROOT / "docs" / "images"
-ACCURACY, FRONT, LEARNING, ENTROPIES = "accuracy", "front", "learning", "entropies"
+ACCURACY, FRONT = "accuracy", "front"
+GROWTH, UPDATE, ENTROPY = "growth", "update", "entropy"
 ELEMENTS: Final[Mapping[str, str]] = {
     ACCURACY: "#curves",
     FRONT: "#front",
-    LEARNING: "#learning",
-    ENTROPIES: "#entropies",
+    GROWTH: "#growth",
+    UPDATE: "#update",
+    ENTROPY: "#entropy",
 }
 """What a picture shows, and which element of the page that is."""
 WIDTH_PX, MARGIN_PX = 1100, 32

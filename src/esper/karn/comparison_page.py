@@ -35,10 +35,8 @@ th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
 .words td:nth-child(n+5) { white-space: normal; min-width: 9rem }
 .words td:nth-child(n+6) { min-width: 18rem }
 .plot { height: 420px }
-.grid { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)) }
-.grid .plot { height: 250px; min-width: 0 }
-#entropies { grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)) }
-#entropies .plot { height: 220px }
+.grid { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)) }
+.grid .plot { height: 220px; min-width: 0 }
 @media (max-width: 500px) { body { margin-top: 1rem } .plot { height: 360px } }
 """
 _SCRIPT: Final = """
@@ -193,18 +191,20 @@ def _learning_section(learning: LearningReport, plots: Sequence[Plot]) -> str:
         "their mean, and the range between them. The verdict is that of each run's log as of its "
         "last event; alarms are counted over the whole run.</p>"
         f"{_table('Training runs', head, rows, kind='words')}"
-        f"{_grid('learning', 'learning-', plots)}"
+        f"{_grid('growth', plots)}"
+        "<h2>Updates of the policies</h2>"
+        f"{_grid('update', plots)}"
         "<h2>Entropy of each head</h2><p>As a share of its maximum, over the steps at which the "
         "head had a choice; near 0 it has stopped exploring.</p>"
-        f"{_grid('entropies', 'entropy-', plots)}"
+        f"{_grid('entropy', plots)}"
     )
 
 
-def _grid(name: str, prefix: str, plots: Sequence[Plot]) -> str:
+def _grid(name: str, plots: Sequence[Plot]) -> str:
     cells = "".join(
         f'<div class="plot" id="{escape(plot.id)}"></div>'
         for plot in plots
-        if plot.id.startswith(prefix)
+        if plot.id.startswith(f"{name}-")
     )
     return f'<div class="grid" id="{name}">{cells}</div>'
 

@@ -25,19 +25,20 @@ _PALETTE: Final = (
 """Seen on white and on black alike; an arm has the same colour in every plot."""
 _BAND_ALPHA: Final = "26"
 _RUN_ALPHA: Final = "80"
-_SMALL_MARGIN: Final = {"t": 10, "r": 10, "l": 50, "b": 40}
+_SMALL_MARGIN: Final = {"t": 32, "r": 12, "l": 40, "b": 40}
 
 _TITLES: Final[Mapping[str, str]] = {
     "mean_accuracy_pct": "validation accuracy, %",
     "mean_reward": "return per env",
-    "num_fossilized": "seeds kept",
-    "num_pruned": "seeds pruned",
-    "num_germinated": "seeds germinated",
+    "num_fossilized": "seeds kept in a round",
+    "num_pruned": "seeds pruned in a round",
     "kl_divergence": "KL of the update",
     "value_nrmse": "value error (NRMSE)",
-    "explained_variance": "explained variance",
-    "entropy": "entropy of the policy",
+    "explained_variance": "explained variance of returns",
+    "entropy": "entropy of all heads",
 }
+"""Curves in the order in which they are shown."""
+_UPDATE_FIGURES: Final = ("kl_divergence", "value_nrmse", "explained_variance", "entropy")
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,18 +78,22 @@ def comparison_plots(report: ComparisonReport) -> list[Plot]:
 def learning_plots(learning: LearningReport) -> list[Plot]:
     """Return one plot per curve: every run, their mean, and the range between them."""
     plots = [
-        _learning_plot(f"learning-{curve.name}", curve, title, colour_of(0))
+        _learning_plot(_place_of(curve), curve, title, colour_of(0))
         for curve, title in titled_curves(learning)
     ]
     entropies = [
-        _learning_plot(f"entropy-{curve.name}", curve, f"entropy: {curve.name}", colour_of(4))
+        _learning_plot(f"entropy-{curve.name}", curve, curve.name, colour_of(4))
         for curve in learning.entropies
     ]
     return [*plots, *map(_up_to_one, entropies)]
 
 
+def _place_of(curve: LearningCurve) -> str:
+    return f"{'update' if curve.name in _UPDATE_FIGURES else 'growth'}-{curve.name}"
+
+
 def titled_curves(learning: LearningReport) -> list[tuple[LearningCurve, str]]:
-    """Return the curves in the order in which they are shown, with what their axes say."""
+    """Return the curves in the order in which they are shown, each with its title."""
     known = {curve.name: curve for curve in learning.curves}
     return [(known[name], title) for name, title in _TITLES.items() if name in known]
 
@@ -100,16 +105,19 @@ def _learning_plot(place: str, curve: LearningCurve, title: str, colour: str) ->
         for run in curve.runs
     ]
     mean = {**_line(x, curve.mean, colour), "name": "mean", "showlegend": False}
-    layout = {**_layout("round", title), "margin": _SMALL_MARGIN}
+    layout = {
+        "title": {"text": title, "font": {"size": 13}, "y": 0.97},
+        "xaxis": {"title": {"text": "round"}},
+        "yaxis": {},
+        "margin": _SMALL_MARGIN,
+        "hovermode": "x unified",
+    }
     data = [*_band(x, curve.low, curve.high, colour, group="range"), *runs, mean]
     return Plot(id=place, data=data, layout=layout)
 
 
 def _up_to_one(plot: Plot) -> Plot:
-    axis = {"title": {"text": "of its maximum"}, "range": [0.0, 1.05]}
-    head = {"text": plot.id.removeprefix("entropy-"), "font": {"size": 13}, "y": 0.97}
-    layout = {**plot.layout, "yaxis": axis, "title": head, "margin": {**_SMALL_MARGIN, "t": 32}}
-    return msgspec.structs.replace(plot, layout=layout)
+    return msgspec.structs.replace(plot, layout={**plot.layout, "yaxis": {"range": [0.0, 1.05]}})
 
 
 def _line(x: Sequence[int], y: Iterable[float | None], colour: str, width: int = 2) -> _Json:

@@ -17,19 +17,8 @@ from esper.nissa.journal import EVENTS_FILE
 __all__ = ["read_learning"]
 
 _Reading = Callable[[RoundView], float | None]
-_ROUND_FIGURES: Final = (
-    "mean_accuracy_pct",
-    "mean_reward",
-    "num_germinated",
-    "num_fossilized",
-    "num_pruned",
-)
-_UPDATE_FIGURES: Final = (
-    "kl_divergence",
-    "value_nrmse",
-    "explained_variance",
-    "entropy",
-)
+_ROUND_FIGURES: Final = ("mean_accuracy_pct", "mean_reward", "num_fossilized", "num_pruned")
+_UPDATE_FIGURES: Final = ("kl_divergence", "value_nrmse", "explained_variance", "entropy")
 
 
 def read_learning(paths: Sequence[Path]) -> LearningReport:
