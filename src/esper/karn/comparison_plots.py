@@ -107,7 +107,7 @@ def _learning_plot(place: str, curve: LearningCurve, title: str, colour: str) ->
     mean = {**_line(x, curve.mean, colour), "name": "mean", "showlegend": False}
     layout = {
         "title": {"text": title, "font": {"size": 13}, "y": 0.97},
-        "xaxis": {"title": {"text": "round"}},
+        "xaxis": {"title": {"text": "round", "standoff": 8}},
         "yaxis": {},
         "margin": _SMALL_MARGIN,
         "hovermode": "x unified",
@@ -195,9 +195,10 @@ def _front(arms: Sequence[ArmSummary]) -> _Json:
 
 def _layout(x_title: str, y_title: str) -> _Json:
     return {
-        "xaxis": {"title": {"text": x_title}},
-        "yaxis": {"title": {"text": y_title}},
-        "margin": {"t": 10, "r": 10, "l": 50},
-        "legend": {"orientation": "h", "y": -0.2},
+        "xaxis": {"title": {"text": x_title, "standoff": 8}},
+        "yaxis": {"title": {"text": y_title, "standoff": 8}},
+        "margin": {"t": 10, "r": 10, "l": 50, "b": 50},
+        # Above, where it grows away from the axis however narrow the page is.
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         "hovermode": "x unified" if x_title != "parameters added" else "closest",
     }
