@@ -9,9 +9,9 @@ from esper.karn.comparison_page import alarms_text, estimate_text
 from esper.karn.comparison_plots import titled_curves
 from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast
 from esper.leyline.errors import UsageError
-from esper.leyline.learning import LearningCurve, LearningReport
+from esper.leyline.learning import LearningCurve
 from tools.evidence.claims import Outcome, difference, judge, learned_arms
-from tools.evidence.pictures import ACCURACY, ENTROPY, FRONT, GROWTH, UPDATE, picture_name
+from tools.evidence.pictures import picture_name, pictures_of
 from tools.evidence.reports import FASHION, KNOWN, ROOT, Kept, read_kept
 
 __all__ = ["DOCUMENT", "document_of", "write_document"]
@@ -35,8 +35,8 @@ def document_of(text: str, kept: Mapping[str, Kept]) -> str:
     blocks = {
         "claims": _claims(known, unknown),
         "digits": MISSING if known is None else _comparison(KNOWN, known),
-        "training": MISSING if known is None else _training(known.report.learning),
-        "fashion": MISSING if unknown is None else _comparison(FASHION, unknown),
+        "training": MISSING if known is None else _training(KNOWN, known.report),
+        "fashion": MISSING if unknown is None else _fashion(unknown),
     }
     for name, block in blocks.items():
         begin, end = f"<!-- figures: {name} begin -->\n", f"<!-- figures: {name} end -->\n"
@@ -77,10 +77,15 @@ def _comparison(preset: str, kept: Kept) -> str:
             _scores_table(report),
             _costs_table(report),
             _differences_table(report),
-            _picture(preset, ACCURACY, "Test accuracy of every arm, step by step"),
-            _picture(preset, FRONT, "Final accuracy against parameters added"),
+            *_pictures(preset, report, ("curves", "front")),
         )
     )
+
+
+def _fashion(kept: Kept) -> str:
+    told = _comparison(FASHION, kept)
+    # There are training runs only where policies were trained on these data too.
+    return told if kept.report.learning is None else f"{told}\n\n{_training(FASHION, kept.report)}"
 
 
 def _policies(report: ComparisonReport) -> str:
@@ -173,7 +178,8 @@ def _differences_table(report: ComparisonReport) -> str:
     return _table(head, rows)
 
 
-def _training(learning: LearningReport | None) -> str:
+def _training(preset: str, report: ComparisonReport) -> str:
+    learning = report.learning
     if learning is None:
         return "The comparison was made without naming the training runs."
     runs = [
@@ -195,9 +201,7 @@ def _training(learning: LearningReport | None) -> str:
             "and the highest run; entropies are shares of the maximum, over the steps at which the "
             "head had a choice.",
             _table(("figure", "first rounds", "last rounds"), curves),
-            _picture(KNOWN, GROWTH, "Learning curves: each run, their mean and their range"),
-            _picture(KNOWN, UPDATE, "The policy's updates: each run, their mean and their range"),
-            _picture(KNOWN, ENTROPY, "Entropy of each head over its choices"),
+            *_pictures(preset, report, ("growth", "update", "entropy")),
         )
     )
 
@@ -210,8 +214,13 @@ def _edge(curve: LearningCurve, rounds: slice) -> str:
     return f"{fmean(means):.3g} ({min(means):.3g} to {max(means):.3g})"
 
 
-def _picture(preset: str, part: str, words: str) -> str:
-    return f"![{words}](images/{picture_name(preset, part)})"
+def _pictures(preset: str, report: ComparisonReport, elements: Sequence[str]) -> list[str]:
+    captions = pictures_of(report)
+    return [
+        f"![{captions[element]}](images/{picture_name(preset, element)})"
+        for element in elements
+        if element in captions
+    ]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -9,28 +9,35 @@ from typing import Final
 from playwright.sync_api import Browser, sync_playwright
 
 from esper.karn.comparison_page import comparison_page
+from esper.karn.comparison_plots import comparison_plots, learning_plots
 from esper.leyline.comparison import ComparisonReport
-from tools.evidence.reports import KNOWN, PRESETS, ROOT, Kept, read_kept
+from tools.evidence.reports import PRESETS, ROOT, Kept, read_kept
 
-__all__ = ["ACCURACY", "ENTROPY", "FRONT", "GROWTH", "UPDATE", "picture_name", "take_pictures"]
+__all__ = ["picture_name", "pictures_of", "take_pictures"]
 
 IMAGES: Final = ROOT / "docs" / "images"
-ACCURACY, FRONT = "accuracy", "front"
-GROWTH, UPDATE, ENTROPY = "growth", "update", "entropy"
-ELEMENTS: Final[Mapping[str, str]] = {
-    ACCURACY: "#curves",
-    FRONT: "#front",
-    GROWTH: "#growth",
-    UPDATE: "#update",
-    ENTROPY: "#entropy",
+CAPTIONS: Final[Mapping[str, str]] = {
+    "curves": "Test accuracy of every arm, step by step",
+    "front": "Final accuracy against parameters added",
+    "growth": "Learning curves: each run, their mean and their range",
+    "update": "The policy's updates: each run, their mean and their range",
+    "entropy": "Entropy of each head over its choices",
 }
-"""What a picture shows, and which element of the page that is."""
+"""The elements of the page that pictures are taken of, and what they show."""
 WIDTH_PX, MARGIN_PX = 1100, 32
 
 
-def picture_name(preset: str, part: str) -> str:
+def picture_name(preset: str, element: str) -> str:
     """Return the file name of a picture."""
-    return f"evidence-{preset.partition('_')[0]}-{part}.png"
+    return f"evidence-{preset.partition('_')[0]}-{element}.png"
+
+
+def pictures_of(report: ComparisonReport) -> dict[str, str]:
+    """Return the elements of a report's page that have something to show, with their captions."""
+    learning = learning_plots(report.learning) if report.learning is not None else []
+    drawn = {plot.id for plot in comparison_plots(report)}
+    drawn |= {plot.id.partition("-")[0] for plot in learning}
+    return {element: caption for element, caption in CAPTIONS.items() if element in drawn}
 
 
 def take_pictures(
@@ -53,9 +60,6 @@ def take_pictures(
 def _take(
     browser: Browser, preset: str, report: ComparisonReport, directory: Path
 ) -> Iterator[Path]:
-    # The document tells how policies learned once, where they were trained.
-    has_learning = report.learning is not None and preset == KNOWN
-    parts = ELEMENTS if has_learning else (ACCURACY, FRONT)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         path.write_text(comparison_page(report), encoding="utf-8")
@@ -63,9 +67,9 @@ def _take(
             viewport={"width": WIDTH_PX + MARGIN_PX, "height": 900}, color_scheme="light"
         )
         page.goto(path.as_uri())
-        for part in parts:
-            picture = directory / picture_name(preset, part)
-            page.locator(f"{ELEMENTS[part]} .main-svg").first.wait_for()
-            page.locator(ELEMENTS[part]).screenshot(path=picture)
+        for element in pictures_of(report):
+            picture = directory / picture_name(preset, element)
+            page.locator(f"#{element} .main-svg").first.wait_for()
+            page.locator(f"#{element}").screenshot(path=picture)
             yield picture
         page.close()
