@@ -58,13 +58,13 @@ def test_interrupted_training_goes_on_where_it_was(tmp_path: Path, num_lost: int
     assert weights_digest(policy) == whole
 
 
-def test_training_run_of_another_seed_is_no_beginning(tmp_path: Path) -> None:
+def test_training_run_of_another_seed_or_preset_is_left_alone(tmp_path: Path) -> None:
     assert evidence._train(KNOWN, 1, tmp_path / "policy-1.pt", TINY, tmp_path) == 0
 
-    assert evidence._begun(tmp_path / "runs", KNOWN, 1) is not None
-    assert evidence._begun(tmp_path / "runs", KNOWN, 2) is None
-    assert evidence._begun(tmp_path / "runs", "fashion_growth", 1) is None
-    assert evidence._begun(tmp_path / "none", KNOWN, 1) is None
+    assert evidence._checkpoint(tmp_path / "runs", KNOWN, 1) is not None
+    assert evidence._checkpoint(tmp_path / "runs", KNOWN, 2) is None
+    assert evidence._checkpoint(tmp_path / "runs", "fashion_growth", 1) is None
+    assert evidence._checkpoint(tmp_path / "none", KNOWN, 1) is None
 
 
 def test_policies_of_the_quick_form_are_kept_apart() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.errors import ExitCode, UnreadableFileError, UsageError
+from esper.nissa.files import FileSystem, write_atomically
 from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY, read_manifest
 from esper.scripts.train import main as esper_train
 from esper.simic.training.checkpoints import CheckpointStore
@@ -112,23 +113,23 @@ def _experiment(plan: Plan, out: Path, num_policies: int, num_native: int) -> in
 def _train(preset: str, seed: int, policy: Path, plan: Plan, out: Path) -> int:
     if policy.exists():
         return ExitCode.OK
-    unfinished = policy.with_suffix(".part")
-    begun = _begun(out / "runs", preset, seed)
+    runs = out / "runs"
+    begun = _checkpoint(runs, preset, seed)
     code = esper_train(
         [
-            *("ppo", "--preset", preset, "--seed", str(seed)),
-            *("--telemetry-dir", str(out / "runs"), "--save", str(unfinished)),
+            *("ppo", "--preset", preset, "--seed", str(seed), "--telemetry-dir", str(runs)),
             *(() if begun is None else ("--resume", str(begun))),
             *plan.flags,
         ]
     )
-    if not code:
-        unfinished.replace(policy)
+    last = _checkpoint(runs, preset, seed)
+    if code == ExitCode.OK and last is not None:
+        write_atomically(FileSystem(), policy, last.read_bytes())
     return code
 
 
-def _begun(runs: Path, preset: str, seed: int) -> Path | None:
-    """Return the newest checkpoint of a training run that was not brought to its end."""
+def _checkpoint(runs: Path, preset: str, seed: int) -> Path | None:
+    """Return the newest checkpoint of the newest training run under a seed."""
     for run_dir in sorted(runs.glob("*_*"), reverse=True):
         try:
             training = read_manifest(run_dir).job.training
