@@ -86,7 +86,8 @@ def comparison_page(report: ComparisonReport) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        f"<p>{escape(_setting(report))}</p>{_arms_table(report)}{_contrasts_table(report)}"
+        f"<p>{escape(_setting(report))}</p>"
+        f"{_scores_table(report)}{_costs_table(report)}{_contrasts_table(report)}"
         "<h2>Accuracy, step by step</h2><p>Means over all envs; bands hold the middle half of the "
         'runs.</p><div class="plot" id="curves"></div>'
         "<h2>Accuracy against parameters</h2><p>Stars are on the Pareto front; bars are 95 % "
@@ -116,22 +117,10 @@ def _setting(report: ComparisonReport) -> str:
     )
 
 
-def _arms_table(report: ComparisonReport) -> str:
+def _scores_table(report: ComparisonReport) -> str:
     head = (
-        "arm",
-        "runs",
-        "final accuracy, %",
-        "best accuracy, %",
-        "mean over steps, %",
-        "return",
-        "parameters added",
-        "training GFLOP",
-        "at equal FLOP, %",
-        "wall-clock, s",
-        "germinated",
-        "fossilized",
-        "pruned",
-        "useful fossils, %",
+        *("arm", "runs", "final accuracy, %", "best accuracy, %", "mean over steps, %"),
+        *("return", "useful fossils, %"),
     )
     labels = report.labels()
     rows = [
@@ -142,6 +131,22 @@ def _arms_table(report: ComparisonReport) -> str:
             estimate_text(arm.best_pct),
             estimate_text(arm.mean_pct),
             estimate_text(arm.total_reward),
+            _optional(arm.positive_fossils_pct),
+        )
+        for arm in report.arms
+    ]
+    return _table("Arms (* on the Pareto front of accuracy against parameters)", head, rows)
+
+
+def _costs_table(report: ComparisonReport) -> str:
+    head = (
+        *("arm", "parameters added", "training GFLOP", "accuracy at equal FLOP, %"),
+        *("wall-clock, s", "germinated", "fossilized", "pruned"),
+    )
+    labels = report.labels()
+    rows = [
+        (
+            labels[arm.arm],
             f"{arm.num_params_added:.0f}",
             f"{arm.train_gflops:.2f}",
             _optional(arm.equal_flops_pct),
@@ -149,11 +154,10 @@ def _arms_table(report: ComparisonReport) -> str:
             f"{arm.num_germinated:.2f}",
             f"{arm.num_fossilized:.2f}",
             f"{arm.num_pruned:.2f}",
-            _optional(arm.positive_fossils_pct),
         )
         for arm in report.arms
     ]
-    return _table("Arms (* on the Pareto front of accuracy against parameters)", head, rows)
+    return _table("What they cost and did, means per env; wall-clock per run", head, rows)
 
 
 def _contrasts_table(report: ComparisonReport) -> str:
