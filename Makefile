@@ -43,7 +43,7 @@ bench: setup  ## Figures beside their targets.
 soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes hours.
 	$(BIN)/python -m tools.soak
 
-evidence: setup  ## Train policies and compare them with every baseline; hours. docs/evidence.md
+evidence: setup  ## Train policies, compare them, write docs/evidence.md; hours, goes on if interrupted.
 	$(BIN)/python -m tools.evidence
 
 clean:

@@ -2,102 +2,117 @@
 
 import json
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from playwright.sync_api import Browser
+from tests.karn.browser import needs_chromium, running_browser, watched_page
+from tests.karn.comparisons import FIGURE, arm, comparison, learning
 
 from esper.karn.comparison_page import comparison_page, estimate_text
-from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast, Estimate
+from esper.leyline.comparison import ComparisonReport
 
-FIGURE = Estimate(value=50.0, low=40.0, high=65.0)
-
-
-def arm(name: str, **changes: object) -> ArmSummary:
-    plain = ArmSummary(
-        arm=name,
-        num_runs=2,
-        num_envs=4,
-        num_failed=0,
-        final_pct=FIGURE,
-        best_pct=FIGURE,
-        mean_pct=FIGURE,
-        total_reward=FIGURE,
-        num_params_added=7.0,
-        train_gflops=1.0,
-        wall_s=2.0,
-        num_germinated=1.0,
-        num_fossilized=1.0,
-        num_pruned=0.0,
-        positive_fossils_pct=None,
-        equal_flops_pct=None,
-        is_on_front=False,
-        curve_pct=(10.0, 50.0),
-    )
-    return msgspec.structs.replace(plain, **changes)
+NASTY = "ppo:</script><b>"
 
 
 @pytest.fixture
 def report() -> ComparisonReport:
-    contrast = Contrast(
-        first="a",
-        second="b",
-        final_pp=FIGURE,
-        mean_pp=FIGURE,
-        total_reward=FIGURE,
-        probability=FIGURE,
-    )
-    return ComparisonReport(
-        task="digits",
-        preset=None,
-        seeds=(1, 2),
-        num_steps=2,
-        num_envs=2,
-        is_greedy=False,
-        arms=(arm("ppo:</script><b>", is_on_front=True), arm("wait")),
-        contrasts=(contrast,),
-    )
+    return comparison(arm(NASTY, is_on_front=True), arm("wait"), learning=learning())
 
 
-def plots_of(page: str) -> list[Any]:
+def plots_of(page: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="plots">(.*?)</script>', page)
     assert found is not None
-    plots: list[Any] = json.loads(found[1])
-    return plots
+    return {plot["id"]: plot for plot in json.loads(found[1])}
 
 
-class _Sources(HTMLParser):
-    def __init__(self) -> None:
+class _Parsed(HTMLParser):
+    def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.sources: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href")]
+        self.sources += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href")]
+        self.ids |= {value for name, value in attrs if name == "id" and value is not None}
 
 
 def test_page_needs_nothing_from_elsewhere(report: ComparisonReport) -> None:
-    sources = _Sources()
-    sources.feed(comparison_page(report))
-    assert sources.found == []
+    assert _Parsed(comparison_page(report)).sources == []
 
 
-def test_plots_show_what_the_report_says(report: ComparisonReport) -> None:
-    curves, front = plots_of(comparison_page(report))
-
-    assert [line["y"] for line in curves["data"]] == [[10.0, 50.0], [10.0, 50.0]]
-    point = front["data"][0]
-    assert (point["x"], point["y"]) == ([7.0], [50.0])
-    assert point["error_y"]["array"] == [15.0]
-    assert point["error_y"]["arrayminus"] == [10.0]
-
-
-def test_name_of_an_arm_is_text_and_nothing_else(report: ComparisonReport) -> None:
+def test_every_plot_has_its_place(report: ComparisonReport) -> None:
     page = comparison_page(report)
+    assert plots_of(page).keys() <= _Parsed(page).ids
+
+
+def test_names_that_users_chose_are_text_and_nothing_else(report: ComparisonReport) -> None:
+    arms = (*report.arms, arm("ppo:other"))
+    page = comparison_page(msgspec.structs.replace(report, arms=arms))
 
     assert "ppo:</script>" not in page
-    assert plots_of(page)[0]["data"][0]["name"] == "ppo:</script><b>"
+    assert [line.get("name") for line in plots_of(page)["curves"]["data"]].count(NASTY) == 1
+
+
+def test_arm_goes_by_its_kind_where_that_is_enough(report: ComparisonReport) -> None:
+    page = comparison_page(report)
+
+    assert {line.get("name") for line in plots_of(page)["curves"]["data"]} == {None, "ppo", "wait"}
+    assert "<td>ppo - wait</td>" in page
+    assert "ppo is ppo:&lt;/script&gt;&lt;b&gt;." in page
+
+
+def test_static_arm_is_told_at_equal_cost_too(report: ComparisonReport) -> None:
+    static = arm("static-final", equal_flops_pct=43.21, train_gflops=8.5)
+    page = comparison_page(msgspec.structs.replace(report, arms=(*report.arms, static)))
+
+    assert "<td>static-final</td><td>7</td><td>8.50</td><td>43.2</td>" in page
+
+
+def test_training_runs_are_told_with_their_verdicts_and_alarms(report: ComparisonReport) -> None:
+    page = comparison_page(report)
+
+    assert "<td>0000aaaa</td>" in page
+    assert "<td>Finished, the policy learns</td>" in page
+    assert "<td>3 KL_SPIKE_DETECTED</td>" in page
+    assert "<td>none</td>" in page
+
+
+def test_page_without_training_runs_does_not_speak_of_them(report: ComparisonReport) -> None:
+    page = comparison_page(msgspec.structs.replace(report, learning=None))
+
+    assert "How the policies learned" not in page
+    assert plots_of(page).keys() == {"curves", "front"}
 
 
 def test_figure_is_written_with_its_interval() -> None:
     assert estimate_text(FIGURE) == "50.0 (40.0 to 65.0)"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.mark.browser
+@needs_chromium
+@pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (1280, "light")])
+def test_page_draws_every_plot_and_never_scrolls_sideways(
+    report: ComparisonReport, browser: Browser, tmp_path: Path, width: int, theme: str
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(comparison_page(report), encoding="utf-8")
+
+    with watched_page(browser, path.as_uri(), size=(width, 800), theme=theme) as watched:
+        watched.page.locator("#entropy-op .main-svg").first.wait_for()
+        drawn = watched.page.locator(".plot:has(.main-svg)").count()
+        overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert watched.page.evaluate(overflow) == 0
+
+    assert drawn == len(plots_of(path.read_text(encoding="utf-8")))

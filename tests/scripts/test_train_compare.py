@@ -1,12 +1,18 @@
 """`esper-train compare` through its command line."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.karn.runs import write_run
+from tests.karn.story import Story
 from tests.simic.training.runs import TINY, register_tiny_tasks
 
-from esper.leyline.comparison import ComparisonReport
+from esper.leyline.comparison import ArmRun, ComparisonReport
 from esper.leyline.errors import UsageError
 from esper.scripts.train import main
 from esper.scripts.train_compare import seeds_from
@@ -40,6 +46,104 @@ def test_json_has_stdout_to_itself(
     report = msgspec.json.decode(capsys.readouterr().out, type=ComparisonReport)
     assert [arm.arm for arm in report.arms] == ["wait", "random"]
     assert report.seeds == (3, 4)
+
+
+def test_report_can_be_kept_as_json_beside_the_tables(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+
+    assert main([*arguments, "--json", str(path)]) == 0
+
+    report = msgspec.json.decode(path.read_bytes(), type=ComparisonReport)
+    assert (report.seeds, report.learning) == ((3, 4), None)
+    assert "wait - random" in capsys.readouterr().out
+
+
+def test_how_policies_learned_is_part_of_every_form_of_the_report(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story(num_rounds=4, num_envs=2, num_steps=4)
+    run = write_run(tmp_path / "trained", story.lines())
+    page, path = tmp_path / "report.html", tmp_path / "report.json"
+
+    where = ["--html", str(page), "--json", str(path), "--training-runs", str(run)]
+    assert main([*arguments, *where]) == 0
+
+    report = msgspec.json.decode(path.read_bytes(), type=ComparisonReport)
+    assert report.learning is not None
+    assert [run.num_rounds for run in report.learning.runs] == [4]
+    assert "ENTROPY_COLLAPSE_DETECTED" in capsys.readouterr().out
+    assert "How the policies learned" in page.read_text(encoding="utf-8")
+
+
+def test_training_run_that_cannot_be_read_is_told_before_anything_is_run(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--training-runs", str(tmp_path / "none")]) == 2
+
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert str(tmp_path / "none") in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_signal_ends_a_comparison_with_the_way_on(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "esper.scripts.train", "compare", "--task", "digits"),
+        *("--arms", "wait", "random", "--seeds", "3-9", "--envs", "2", "--episode-length", "6"),
+        *("--out", str(tmp_path / "runs"), "--html", str(tmp_path / "report.html")),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        # The second run begins when the first is told.
+        assert process.stderr.readline().startswith("seed 3  wait")
+        os.kill(process.pid, signal.SIGTERM)
+        *others, last = process.communicate(timeout=60)[1].splitlines()
+
+    assert process.returncode == 130
+    assert all(line.startswith("seed 3") for line in others)
+    assert "of 14 runs are kept in" in last
+    assert last.endswith("give the same command again to go on")
+    kept = list((tmp_path / "runs").iterdir())
+    assert len(kept) == 1 + len(others)
+    assert all(msgspec.json.decode(path.read_bytes(), type=ArmRun).seed == 3 for path in kept)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_signal_ends_an_evaluation_with_the_way_on(tmp_path: Path) -> None:
+    saved = tmp_path / "grown.pt"
+    command = [
+        *(sys.executable, "-c", _EVALUATION, "eval", "--checkpoint", "builtin:digits_growth"),
+        *("--save-model", str(saved)),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "growing\n"
+        os.kill(process.pid, signal.SIGINT)
+        out, told = process.communicate(timeout=60)
+
+    assert (process.returncode, out) == (130, "")
+    assert told.count("\n") == 1
+    assert "give the same command again to start over" in told
+    assert not saved.exists()
+
+
+_EVALUATION = """
+import sys
+from esper.scripts.train import main
+from esper.simic.evaluation import growing
+
+def told(*arguments, build=growing.build_engine):
+    print("growing", flush=True)
+    return build(*arguments)
+
+growing.build_engine = told
+sys.exit(main(sys.argv[1:]))
+"""
+"""`esper-train` that says when its envs begin to grow."""
 
 
 def test_quiet_comparison_tells_only_its_result(

@@ -1,29 +1,62 @@
 """The page of a comparison: tables and plots in one file that needs no server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
-from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast, Estimate
+from esper.karn.comparison_plots import Plot, comparison_plots, learning_plots
+from esper.karn.page import PLOTLY_NAME, asset
+from esper.leyline.comparison import ComparisonReport, Estimate
+from esper.leyline.learning import LearningReport, TrainingRun
 
-__all__ = ["comparison_page", "estimate_text"]
-
-_Json: TypeAlias = Mapping[str, object]
-"""What plotly takes, in its own words."""
+__all__ = ["alarms_text", "comparison_page", "estimate_text"]
 
 _STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0 } caption { text-align: left; font-weight: 600 }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ccc }
-th:first-child, td:first-child { text-align: left }
+:root { color-scheme: light dark; --bg: #fff; --text: #17212b; --muted: #4b5b6a; --line: #d2dae2 }
+@media (prefers-color-scheme: dark) {
+  :root { --bg: #0d1217; --text: #e8eef4; --muted: #a3b3c2; --line: #2b3742 }
+}
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; font-variant-numeric: tabular-nums;
+  background: var(--bg); color: var(--text); max-width: 1132px; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2rem }
+p { color: var(--muted); overflow-wrap: anywhere }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; margin: .5rem 0; font-size: 14px; min-width: 100% }
+caption { text-align: left; font-weight: 600 }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line);
+  white-space: nowrap }
+th { color: var(--muted); font-weight: 500 }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
+  background: var(--bg) }
+.words th, .words td { text-align: left; vertical-align: top }
+.words td:nth-child(n+5) { white-space: normal; min-width: 9rem }
+.words td:nth-child(n+6) { min-width: 18rem }
 .plot { height: 420px }
+.grid { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)) }
+.grid .plot { height: 220px; min-width: 0 }
+@media (max-width: 500px) { body { margin-top: 1rem } .plot { height: 360px } }
 """
 _SCRIPT: Final = """
-for (const plot of JSON.parse(document.getElementById("plots").textContent))
-  Plotly.newPlot(plot.id, plot.data, plot.layout, {responsive: true, displaylogo: false});
+const plots = JSON.parse(document.getElementById("plots").textContent);
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+function draw() {
+  const style = getComputedStyle(document.documentElement);
+  const [text, line] = ["--text", "--line"].map((name) => style.getPropertyValue(name).trim());
+  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
+  for (const { id, data, layout } of structuredClone(plots)) {
+    layout.font = { color: text, size: 12, family: getComputedStyle(document.body).fontFamily };
+    layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
+    layout.hoverlabel = { bgcolor: style.getPropertyValue("--bg").trim(), font: { color: text } };
+    layout.xaxis = { ...axis, ...layout.xaxis };
+    layout.yaxis = { ...axis, ...layout.yaxis };
+    Plotly.react(id, data, layout, { responsive: true, displayModeBar: false });
+  }
+}
+draw();
+isDark.addEventListener("change", draw);
 """
 
 
@@ -35,128 +68,163 @@ def estimate_text(estimate: Estimate, digits: int = 1) -> str:
     return f"{value} ({low} to {high})"
 
 
+def alarms_text(run: TrainingRun) -> str:
+    """Say which alarms a training run raised, and how often."""
+    if not run.alarms:
+        return "none"
+    return ", ".join(f"{count} {name}" for name, count in run.alarms.items())
+
+
 def comparison_page(report: ComparisonReport) -> str:
     """Return a page that shows a comparison, plotly's script inside it."""
-    plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    learning = report.learning
+    plots = [*comparison_plots(report), *(learning_plots(learning) if learning else ())]
     # A name that a user chose must not end the script element that carries it.
-    plots = msgspec.json.encode(_plots(report)).decode().replace("<", "\\u003c")
+    told = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
     title = f"Who grows best on {escape(report.task)}"
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>{escape(_setting(report))}</p>"
-        f"{_arms_table(report.arms)}{_contrasts_table(report.contrasts)}"
-        '<h2>Accuracy, step by step</h2><div class="plot" id="curves"></div>'
-        '<h2>Accuracy against parameters</h2><div class="plot" id="front"></div>'
-        f'<script type="application/json" id="plots">{plots}</script>'
-        f"<script>{plotly}</script><script>{_SCRIPT}</script></body></html>\n"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>{escape(_setting(report))}</p>"
+        f"{_scores_table(report)}{_costs_table(report)}{_contrasts_table(report)}"
+        "<h2>Accuracy, step by step</h2><p>Means over all envs; bands hold the middle half of the "
+        'runs.</p><div class="plot" id="curves"></div>'
+        "<h2>Accuracy against parameters</h2><p>Stars are on the Pareto front; bars are 95 % "
+        'intervals.</p><div class="plot" id="front"></div>'
+        f"{_learning_section(learning, plots) if learning else ''}"
+        f'<script type="application/json" id="plots">{told}</script>'
+        f"<script>{_plotly()}</script><script>{_SCRIPT}</script></body></html>\n"
     )
+
+
+def _plotly() -> str:
+    script = asset(PLOTLY_NAME)
+    assert script is not None, "plotly is installed with Esper"
+    return script.decode().replace("</script", "<\\/script")
 
 
 def _setting(report: ComparisonReport) -> str:
     choices = "likeliest choices" if report.is_greedy else "sampled choices"
+    # Checkpoints are worth a line, and too long for a column.
+    named = [(label, name) for name, label in report.labels().items() if label != name]
+    full = "".join(f" {label} is {name}." for label, name in named)
     return (
         f"{len(report.seeds)} seeds of {report.num_envs} envs with {report.num_steps} steps, "
         f"{choices}. Accuracies are of the test split. Figures of runs are interquartile means "
-        "with 95 % bootstrap intervals over runs; differences are means over runs of the same seed."
+        "with 95 % bootstrap intervals over runs; differences are means over runs of the same "
+        f"seed.{full}"
     )
 
 
-def _arms_table(arms: tuple[ArmSummary, ...]) -> str:
+def _scores_table(report: ComparisonReport) -> str:
     head = (
-        "arm",
-        "runs",
-        "final accuracy, %",
-        "best accuracy, %",
-        "mean over steps, %",
-        "return",
-        "parameters added",
-        "training GFLOP",
-        "wall-clock, s",
-        "germinated",
-        "fossilized",
-        "pruned",
-        "useful fossils, %",
-        "at equal FLOP, %",
+        *("arm", "runs", "final accuracy, %", "best accuracy, %", "mean over steps, %"),
+        *("return", "useful fossils, %"),
     )
+    labels = report.labels()
     rows = [
         (
-            arm.arm + (" *" if arm.is_on_front else ""),
+            labels[arm.arm] + (" *" if arm.is_on_front else ""),
             str(arm.num_runs),
             estimate_text(arm.final_pct),
             estimate_text(arm.best_pct),
             estimate_text(arm.mean_pct),
             estimate_text(arm.total_reward),
-            f"{arm.num_params_added:.0f}",
-            f"{arm.train_gflops:.2f}",
-            f"{arm.wall_s:.1f}",
-            f"{arm.num_germinated:.2f}",
-            f"{arm.num_fossilized:.2f}",
-            f"{arm.num_pruned:.2f}",
             _optional(arm.positive_fossils_pct),
-            _optional(arm.equal_flops_pct),
         )
-        for arm in arms
+        for arm in report.arms
     ]
     return _table("Arms (* on the Pareto front of accuracy against parameters)", head, rows)
 
 
-def _contrasts_table(contrasts: tuple[Contrast, ...]) -> str:
-    head = ("difference", "final accuracy, pp", "mean over steps, pp", "return", "P(better)")
+def _costs_table(report: ComparisonReport) -> str:
+    head = (
+        *("arm", "parameters added", "training GFLOP", "accuracy at equal FLOP, %"),
+        *("wall-clock, s", "germinated", "fossilized", "pruned"),
+    )
+    labels = report.labels()
     rows = [
         (
-            f"{contrast.first} - {contrast.second}",
+            labels[arm.arm],
+            f"{arm.num_params_added:.0f}",
+            f"{arm.train_gflops:.2f}",
+            _optional(arm.equal_flops_pct),
+            f"{arm.wall_s:.1f}",
+            f"{arm.num_germinated:.2f}",
+            f"{arm.num_fossilized:.2f}",
+            f"{arm.num_pruned:.2f}",
+        )
+        for arm in report.arms
+    ]
+    return _table("What they cost and did, means per env; wall-clock per run", head, rows)
+
+
+def _contrasts_table(report: ComparisonReport) -> str:
+    head = ("difference", "final accuracy, pp", "mean over steps, pp", "return", "P(better)")
+    labels = report.labels()
+    rows = [
+        (
+            f"{labels[contrast.first]} - {labels[contrast.second]}",
             estimate_text(contrast.final_pp),
             estimate_text(contrast.mean_pp),
             estimate_text(contrast.total_reward),
             estimate_text(contrast.probability, 2),
         )
-        for contrast in contrasts
+        for contrast in report.contrasts
     ]
     return _table("Differences", head, rows)
+
+
+def _learning_section(learning: LearningReport, plots: Sequence[Plot]) -> str:
+    head = ("run", "task", "seed", "rounds", "verdict", "why", "alarms raised")
+    rows = [
+        (
+            run.run_id,
+            run.task,
+            str(run.seed),
+            str(run.num_rounds),
+            run.verdict,
+            "; ".join(run.reasons),
+            alarms_text(run),
+        )
+        for run in learning.runs
+    ]
+    return (
+        f"<h2>How the policies learned</h2><p>{len(rows)} training runs, round by round: each run, "
+        "their mean, and the range between them. The verdict is that of each run's log as of its "
+        "last event; alarms are counted over the whole run.</p>"
+        f"{_table('Training runs', head, rows, kind='words')}"
+        f"{_grid('growth', plots)}"
+        "<h2>Updates of the policies</h2>"
+        f"{_grid('update', plots)}"
+        "<h2>Entropy of each head</h2><p>As a share of its maximum, over the steps at which the "
+        "head had a choice; near 0 it has stopped exploring.</p>"
+        f"{_grid('entropy', plots)}"
+    )
+
+
+def _grid(name: str, plots: Sequence[Plot]) -> str:
+    cells = "".join(
+        f'<div class="plot" id="{escape(plot.id)}"></div>'
+        for plot in plots
+        if plot.id.startswith(f"{name}-")
+    )
+    return f'<div class="grid" id="{name}">{cells}</div>'
 
 
 def _optional(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _table(caption: str, head: tuple[str, ...], rows: Sequence[Sequence[str]]) -> str:
+def _table(
+    caption: str, head: tuple[str, ...], rows: Sequence[Sequence[str]], kind: str = "figures"
+) -> str:
     cells = "".join(f"<th>{escape(text)}</th>" for text in head)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows
     )
-    return f"<table><caption>{escape(caption)}</caption><tr>{cells}</tr>{body}</table>"
-
-
-def _plots(report: ComparisonReport) -> list[_Json]:
-    curves: list[_Json] = [
-        {"name": arm.arm, "y": arm.curve_pct, "mode": "lines", "type": "scatter"}
-        for arm in report.arms
-    ]
-    points: list[_Json] = [
-        {
-            "name": arm.arm,
-            "x": [arm.num_params_added],
-            "y": [arm.final_pct.value],
-            "error_y": {
-                "type": "data",
-                "symmetric": False,
-                "array": [arm.final_pct.high - arm.final_pct.value],
-                "arrayminus": [arm.final_pct.value - arm.final_pct.low],
-            },
-            "mode": "markers",
-            "marker": {"size": 12, "symbol": "star" if arm.is_on_front else "circle"},
-        }
-        for arm in report.arms
-    ]
-    return [
-        {"id": "curves", "data": curves, "layout": _layout("step", "test accuracy, %")},
-        {"id": "front", "data": points, "layout": _layout("parameters added", "final accuracy, %")},
-    ]
-
-
-def _layout(x_title: str, y_title: str) -> _Json:
-    return {
-        "xaxis": {"title": {"text": x_title}},
-        "yaxis": {"title": {"text": y_title}},
-        "margin": {"t": 20},
-    }
+    return (
+        f'<div class="scroll"><table class="{kind}"><caption>{escape(caption)}</caption>'
+        f"<tr>{cells}</tr>{body}</table></div>"
+    )

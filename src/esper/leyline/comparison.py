@@ -4,6 +4,7 @@ import msgspec
 
 from esper.leyline.actions import Blueprint, Style
 from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.learning import LearningReport
 
 __all__ = [
     "ArmRun",
@@ -87,6 +88,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """An arm in a few figures; a run's figure is the mean over its envs."""
 
     arm: str
+    num_policies: int
+    """Trained policies among which the arm's runs are divided; 0 where none decides."""
     num_runs: int
     num_envs: int
     num_failed: int
@@ -102,14 +105,25 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_germinated: float
     num_fossilized: float
     num_pruned: float
-    positive_fossils_pct: float | None
-    """None where no fossil was measured."""
+    num_fossils_measured: int
+    """Over all envs, here and below."""
+    num_fossils_positive: int
     equal_flops_pct: float | None
     """Accuracy at the step by which it has spent as much as the arm it copies, if it copies one."""
     is_on_front: bool
     """No other arm is as accurate with as few parameters."""
     curve_pct: tuple[float, ...]
     """Mean over all envs, step by step."""
+    curve_low_pct: tuple[float, ...]
+    """Quartiles over runs, step by step, here and below."""
+    curve_high_pct: tuple[float, ...]
+
+    @property
+    def positive_fossils_pct(self) -> float | None:
+        """Return the share of useful fossils; None where none was measured."""
+        if not self.num_fossils_measured:
+            return None
+        return 100.0 * self.num_fossils_positive / self.num_fossils_measured
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,3 +151,13 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
     is_greedy: bool
     arms: tuple[ArmSummary, ...]
     contrasts: tuple[Contrast, ...]
+    learning: LearningReport | None = None
+    """Of the policies, where their training runs were named."""
+
+    def labels(self) -> dict[str, str]:
+        """Return what each arm may be called: its kind, where no other arm is of that kind."""
+        kinds = [arm.arm.partition(":")[0] for arm in self.arms]
+        return {
+            arm.arm: kind if kinds.count(kind) == 1 else arm.arm
+            for arm, kind in zip(self.arms, kinds, strict=True)
+        }

@@ -10,9 +10,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 
 from esper import __version__
-from esper.leyline.errors import EsperError, ExitCode
+from esper.leyline.errors import EsperError, ExitCode, InterruptedRunError
 
-__all__ = ["Command", "add_version", "run_command"]
+__all__ = ["Command", "add_version", "run_command", "told_when_interrupted"]
 
 Command = Callable[[Namespace], int]
 
@@ -51,6 +51,15 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         traceback.print_exc()
         return int(ExitCode.INTERNAL)
     return code
+
+
+@contextlib.contextmanager
+def told_when_interrupted(sentence: str) -> Iterator[None]:
+    """Say what an interrupted command leaves behind and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError(sentence) from None
 
 
 @contextlib.contextmanager

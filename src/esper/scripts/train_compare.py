@@ -8,10 +8,14 @@ from typing import Final
 
 import msgspec
 
-from esper.karn.comparison_page import comparison_page, estimate_text
-from esper.leyline.comparison import ArmRun, ComparisonReport
+from esper.karn.comparison_page import alarms_text, comparison_page, estimate_text
+from esper.karn.learning import read_learning
+from esper.leyline.comparison import ArmRun, ArmSummary, ComparisonReport
 from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.jobs import merge_job
+from esper.leyline.learning import TrainingRun
+from esper.nissa.files import FileSystem, write_atomically
+from esper.scripts.cli import told_when_interrupted
 from esper.scripts.job_flags import add_job_flags, layers_from
 
 __all__ = ["add_compare_flags", "run_compare", "seeds_from"]
@@ -19,6 +23,13 @@ __all__ = ["add_compare_flags", "run_compare", "seeds_from"]
 DEFAULT_ARMS: Final = ("wait", "random", "heuristic", "periodic")
 DEFAULT_SEEDS: Final = ("1000-1004",)
 DEFAULT_DIRECTORY: Final = "./comparisons"
+STDOUT: Final = "-"
+
+_SCORE_HEAD: Final = ("arm", "final %", "best %", "mean %", "return")
+_COST_HEAD: Final = (
+    *("arm", "params", "GFLOP", "at equal FLOP %", "wall s"),
+    *("germinated", "kept", "pruned", "useful fossils"),
+)
 
 
 def add_compare_flags(parser: ArgumentParser) -> None:
@@ -51,14 +62,48 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         help="where runs are kept; those that are there are not run again "
         f"(default: {DEFAULT_DIRECTORY})",
     )
+    group.add_argument(
+        "--training-runs",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="RUN",
+        help="directories of the runs that the policies learned in; how they learned becomes part "
+        "of the report (default: none)",
+    )
     group.add_argument("--html", metavar="FILE", help="write a report with plots (default: none)")
-    group.add_argument("--json", action="store_true", help="print the report as JSON")
+    group.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="write the report as JSON; without FILE, print it instead of tables (default: no)",
+    )
     add_job_flags(parser)
 
 
 def run_compare(arguments: Namespace) -> int:
     """Run what is missing of a comparison and tell what it came to."""
+    with told_when_interrupted(
+        f"comparison interrupted; finished runs are kept in {arguments.out}; "
+        "give the same command again to go on"
+    ):
+        report = _compare(arguments)
+        encoded = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+        if arguments.html is not None:
+            _write(Path(arguments.html), comparison_page(report).encode())
+        if arguments.json == STDOUT:
+            print(encoded.decode(), end="")
+            return ExitCode.OK
+        if arguments.json is not None:
+            _write(Path(arguments.json), encoded)
+        _print_report(report)
+    return ExitCode.OK
+
+
+def _compare(arguments: Namespace) -> ComparisonReport:
     seeds = seeds_from(arguments.seeds)
+    learning = read_learning(arguments.training_runs) if arguments.training_runs else None
     # Parsing is over: from here on torch may be loaded.
     from esper.runtime.tasks import all_tasks
     from esper.simic.evaluation.arms import parse_arms
@@ -73,13 +118,7 @@ def run_compare(arguments: Namespace) -> int:
         greedy=arguments.greedy,
         progress=None if job.run.quiet else _tell,
     )
-    if arguments.html is not None:
-        _write_page(report, Path(arguments.html))
-    if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    else:
-        _print_report(report)
-    return ExitCode.OK
+    return msgspec.structs.replace(report, learning=learning)
 
 
 def seeds_from(texts: Sequence[str]) -> list[int]:
@@ -100,35 +139,27 @@ def _tell(run: ArmRun, was_found: bool) -> None:
     print(f"seed {run.seed}  {run.arm}  {mean}  ({how})", file=sys.stderr, flush=True)
 
 
-def _write_page(report: ComparisonReport, path: Path) -> None:
+def _write(path: Path, data: bytes) -> None:
     try:
-        path.write_text(comparison_page(report), encoding="utf-8")
+        write_atomically(FileSystem(), path, data)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{path}: cannot write the report: {reason}") from None
 
 
 def _print_report(report: ComparisonReport) -> None:
-    head = ("arm", "final %", "mean %", "return", "params", "GFLOP", "kept", "pruned")
-    rows = [
-        (
-            arm.arm + (" *" if arm.is_on_front else ""),
-            estimate_text(arm.final_pct),
-            estimate_text(arm.mean_pct),
-            estimate_text(arm.total_reward),
-            f"{arm.num_params_added:.0f}",
-            f"{arm.train_gflops:.2f}",
-            f"{arm.num_fossilized:.2f}",
-            f"{arm.num_pruned:.2f}",
-        )
-        for arm in report.arms
-    ]
+    labels = report.labels()
     print(f"{report.task}: {len(report.seeds)} seeds of {report.num_envs} envs, test split")
-    _print_table([head, *rows])
+    for name, label in labels.items():
+        if label != name:
+            print(f"{label}: {name.partition(':')[2]}")
+    _print_table([_SCORE_HEAD, *(_score_row(arm, labels[arm.arm]) for arm in report.arms)])
     print("\n* on the Pareto front of accuracy against parameters\n")
+    _print_table([_COST_HEAD, *(_cost_row(arm, labels[arm.arm]) for arm in report.arms)])
+    print()
     contrasts = [
         (
-            f"{contrast.first} - {contrast.second}",
+            f"{labels[contrast.first]} - {labels[contrast.second]}",
             estimate_text(contrast.final_pp),
             estimate_text(contrast.total_reward),
             estimate_text(contrast.probability, 2),
@@ -136,6 +167,39 @@ def _print_report(report: ComparisonReport) -> None:
         for contrast in report.contrasts
     ]
     _print_table([("difference", "final pp", "return", "P(better)"), *contrasts])
+    if report.learning is not None:
+        print()
+        head = ("training run", "seed", "rounds", "verdict", "alarms raised")
+        _print_table([head, *map(_run_row, report.learning.runs)])
+
+
+def _run_row(run: TrainingRun) -> tuple[str, ...]:
+    return run.run_id, str(run.seed), str(run.num_rounds), run.verdict, alarms_text(run)
+
+
+def _score_row(arm: ArmSummary, label: str) -> tuple[str, ...]:
+    return (
+        label + (" *" if arm.is_on_front else ""),
+        estimate_text(arm.final_pct),
+        estimate_text(arm.best_pct),
+        estimate_text(arm.mean_pct),
+        estimate_text(arm.total_reward),
+    )
+
+
+def _cost_row(arm: ArmSummary, label: str) -> tuple[str, ...]:
+    useful = f"{arm.num_fossils_positive} of {arm.num_fossils_measured}"
+    return (
+        label,
+        f"{arm.num_params_added:.0f}",
+        f"{arm.train_gflops:.2f}",
+        "-" if arm.equal_flops_pct is None else f"{arm.equal_flops_pct:.1f}",
+        f"{arm.wall_s:.1f}",
+        f"{arm.num_germinated:.2f}",
+        f"{arm.num_fossilized:.2f}",
+        f"{arm.num_pruned:.2f}",
+        useful if arm.num_fossils_measured else "-",
+    )
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.evaluation import EvaluationReport, MeanScore
+from esper.scripts.cli import told_when_interrupted
 
 __all__ = ["add_eval_flags", "run_eval"]
 
@@ -53,11 +54,23 @@ def add_eval_flags(parser: ArgumentParser) -> None:
 
 def run_eval(arguments: Namespace) -> int:
     """Evaluate a checkpoint's controller on fresh envs and the test split."""
+    with told_when_interrupted(
+        "evaluation interrupted; nothing of it is kept; give the same command again to start over"
+    ):
+        report = _evaluate(arguments)
+        if arguments.json:
+            print(json.dumps(msgspec.to_builtins(report), indent=2))
+        else:
+            print(*_lines(report), sep="\n")
+    return ExitCode.OK
+
+
+def _evaluate(arguments: Namespace) -> EvaluationReport:
     # Both import torch.
     from esper.simic.evaluation.builtin import checkpoint_at
     from esper.simic.evaluation.evaluate import evaluate_policy
 
-    report = evaluate_policy(
+    return evaluate_policy(
         checkpoint_at(arguments.checkpoint),
         seeds=arguments.seeds,
         greedy=arguments.greedy,
@@ -66,11 +79,6 @@ def run_eval(arguments: Namespace) -> int:
         data_dir=arguments.data_dir,
         save_model=arguments.save_model,
     )
-    if arguments.json:
-        print(json.dumps(msgspec.to_builtins(report), indent=2))
-    else:
-        print(*_lines(report), sep="\n")
-    return ExitCode.OK
 
 
 def _lines(report: EvaluationReport) -> Iterable[str]:

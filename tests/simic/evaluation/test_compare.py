@@ -253,6 +253,29 @@ def test_comparison_without_two_whole_seeds_fails(job: Job) -> None:
         summarize(job, [GOOD, BAD], runs)
 
 
+def test_band_of_a_curve_is_the_middle_half_of_the_runs(job: Job) -> None:
+    finals = [10.0, 20.0, 30.0, 40.0, 90.0]
+    runs = made_runs({"good": [measure(final) for final in finals], "bad": [measure(1.0)] * 5})
+
+    good, _ = summarize(job, [GOOD, BAD], runs).arms
+
+    assert good.curve_pct == pytest.approx((19.0, 38.0))
+    assert good.curve_low_pct == pytest.approx((10.0, 20.0))
+    assert good.curve_high_pct == pytest.approx((20.0, 40.0))
+
+
+def test_arm_says_how_many_policies_decided_in_it(job: Job, checkpoint: Path) -> None:
+    arms = parse_arms([f"ppo:{checkpoint},{checkpoint}", "static-final", "wait"])
+    runs = {
+        (arm.name, stratum, seed): made_runs({arm.name: [measure(1.0)] * 2})[arm.name, 0, seed]
+        for arm in arms
+        for stratum in range(arm.num_strata)
+        for seed in range(2)
+    }
+
+    assert [arm.num_policies for arm in summarize(job, arms, runs).arms] == [2, 2, 0]
+
+
 def test_share_of_positive_fossils_is_over_all_that_were_measured(job: Job) -> None:
     some = measure(60.0, num_fossils_measured=3, num_fossils_positive=2)
     none = measure(60.0)
@@ -317,7 +340,7 @@ def test_comparison_stops_when_told_to(job: Job, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
 
-    with pytest.raises(InterruptedRunError):
+    with pytest.raises(InterruptedRunError, match="0 of 4 runs are kept"):
         compare(
             job,
             parse_arms(["wait", "random"]),

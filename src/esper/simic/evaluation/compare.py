@@ -19,7 +19,12 @@ from esper.leyline.comparison import (
     EpisodeMeasure,
 )
 from esper.leyline.config import Job
-from esper.leyline.errors import RunFailedError, UnreadableFileError, UsageError
+from esper.leyline.errors import (
+    InterruptedRunError,
+    RunFailedError,
+    UnreadableFileError,
+    UsageError,
+)
 from esper.nissa.files import FileSystem, write_atomically
 from esper.simic.evaluation.arms import Arm, run_arm
 from esper.simic.evaluation.statistics import (
@@ -32,10 +37,12 @@ from esper.simic.evaluation.statistics import (
 )
 from esper.simic.training.machine import one_thread_per_worker, warm_up_math
 from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import stop_signals
 
 __all__ = ["RunStore", "compare", "summarize"]
 
 GIGA: Final = 1e9
+QUARTILES_PCT: Final = (25.0, 75.0)
 Progress = Callable[[ArmRun, bool], None]
 """Hears of every run, and whether it was found rather than made."""
 
@@ -104,23 +111,34 @@ def compare(
             f"seeds {list(seeds)}: give at least two, none negative, each once, such as 1000-1019"
         )
     store = RunStore(directory=directory, job=job, greedy=greedy)
+    # Seed by seed, so that what an interrupted comparison has is paired.
+    wanted = [
+        (arm, stratum, seed)
+        for seed, arm in product(seeds, arms)
+        for stratum in range(arm.num_strata)
+    ]
     stop = StopFlag(shutdown_event)
     runs: dict[tuple[str, int, int], ArmRun] = {}
-    with one_thread_per_worker():
+    with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
-        # Seed by seed, so that what an interrupted comparison has is paired.
-        for seed, arm in product(seeds, arms):
-            for stratum in range(arm.num_strata):
-                copied = None if arm.copies is None else runs[arm.copies.name, stratum, seed]
+        for arm, stratum, seed in wanted:
+            copied = None if arm.copies is None else runs[arm.copies.name, stratum, seed]
+            try:
+                stop.checkpoint()
                 kept = store.read(arm, stratum, seed)
                 run = kept or run_arm(
                     job, arm, stratum=stratum, seed=seed, stop=stop, greedy=greedy, model=copied
                 )
-                if kept is None:
-                    store.write(run, arm)
-                if progress is not None:
-                    progress(run, kept is not None)
-                runs[arm.name, stratum, seed] = run
+            except InterruptedRunError:
+                raise InterruptedRunError(
+                    f"comparison interrupted ({stop.reason}): {len(runs)} of {len(wanted)} runs "
+                    f"are kept in {directory}; give the same command again to go on"
+                ) from None
+            if kept is None:
+                store.write(run, arm)
+            if progress is not None:
+                progress(run, kept is not None)
+            runs[arm.name, stratum, seed] = run
     return summarize(job, arms, runs, greedy=greedy)
 
 
@@ -176,10 +194,11 @@ def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
         name: bootstrap([_means(stratum, name) for stratum in mine], interquartile_mean, seed=seed)
         for name in ("final_pct", "best_pct", "mean_pct", "total_reward")
     }
-    measured = sum(env.num_fossils_measured for env in envs)
-    positive = sum(env.num_fossils_positive for env in envs)
+    curves = [np.mean([env.curve_pct for env in run.envs], axis=0) for run in runs]
+    low, high = np.percentile(curves, QUARTILES_PCT, axis=0).tolist()
     return ArmSummary(
         arm=arm.name,
+        num_policies=arm.num_strata if arm.follows_policy else 0,
         num_runs=len(runs),
         num_envs=len(envs),
         num_failed=sum(run.num_failed for run in runs),
@@ -190,10 +209,13 @@ def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
         num_germinated=_mean(envs, "num_germinated"),
         num_fossilized=_mean(envs, "num_fossilized"),
         num_pruned=_mean(envs, "num_pruned"),
-        positive_fossils_pct=100.0 * positive / measured if measured else None,
+        num_fossils_measured=sum(env.num_fossils_measured for env in envs),
+        num_fossils_positive=sum(env.num_fossils_positive for env in envs),
         equal_flops_pct=_equal_flops_pct(mine, strata[arm.copies.name]) if arm.copies else None,
         is_on_front=False,
         curve_pct=tuple(np.mean([env.curve_pct for env in envs], axis=0).tolist()),
+        curve_low_pct=tuple(low),
+        curve_high_pct=tuple(high),
     )
 
 

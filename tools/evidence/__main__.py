@@ -1,0 +1,177 @@
+"""`make evidence`: trains policies, compares them and writes docs/evidence.md.
+
+Whatever is there already is kept: an interrupted training run goes on from its last checkpoint, an
+interrupted comparison with the runs it has.
+
+Usage: python -m tools.evidence [--quick | --document] [--out DIR] [--policies N] [--native N]
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from esper.leyline.errors import ExitCode, UnreadableFileError, UsageError
+from esper.nissa.files import FileSystem, write_atomically
+from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY, read_manifest
+from esper.scripts.train import main as esper_train
+from esper.simic.training.checkpoints import CheckpointStore
+from esper.simic.training.resuming import load_run, run_directory_of
+from tools.evidence.document import write_document
+from tools.evidence.pictures import take_pictures
+from tools.evidence.reports import FASHION, KNOWN, keep_reports, report_path
+
+__all__ = ["ARMS", "main"]
+
+ARMS: Final = ("wait", "random", "heuristic", "periodic", "static-final")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How much is done."""
+
+    num_policies: int
+    seeds: str
+    """Held out: policies are trained on 1, 2, 3 and so on."""
+    flags: tuple[str, ...] = ()
+    """Of training and comparing alike."""
+    folder: str
+
+
+FULL: Final = Plan(num_policies=3, seeds="1000-1019", folder="evidence")
+QUICK: Final = Plan(
+    num_policies=1,
+    seeds="1000-1001",
+    flags=(
+        *("--rounds", "1", "--envs", "2", "--episode-length", "5"),
+        *("--set", "training.lifecycle.min_training_steps=1"),
+    ),
+    # Its policies have learned nothing: nobody may take them for the others.
+    folder="evidence/quick",
+)
+COMPARED_ENVS: Final = ("--envs", "2")
+"""Seeds are independent and envs of one seed are not: more seeds tell more than more envs."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, compare, write down, and return the first exit code that is not 0."""
+    arguments = _parser().parse_args(argv)
+    plan = QUICK if arguments.quick else FULL
+    out = Path(plan.folder) if arguments.out is None else arguments.out
+    if not arguments.document:
+        code = _experiment(plan, out, arguments.policies or plan.num_policies, arguments.native)
+        if code or arguments.quick:
+            return code
+    for path in keep_reports(out):
+        print(f"kept {path}")
+    print(f"wrote {write_document()}")
+    for path in take_pictures():
+        print(f"wrote {path}")
+    return ExitCode.OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make evidence", description=__doc__)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--quick", action="store_true", help="see that it works; shows nothing")
+    form.add_argument(
+        "--document", action="store_true", help="only write down the reports that DIR holds"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {FULL.folder}")
+    parser.add_argument("--policies", type=int, metavar="N", help="policies to train (default: 3)")
+    parser.add_argument(
+        "--native",
+        type=int,
+        default=0,
+        metavar="N",
+        help=f"policies to train on {FASHION} as well, to measure the others by (default: 0)",
+    )
+    return parser
+
+
+def _experiment(plan: Plan, out: Path, num_policies: int, num_native: int) -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    policies = [out / f"policy-{seed}.pt" for seed in range(1, num_policies + 1)]
+    natives = [out / f"{FASHION}-{seed}.pt" for seed in range(1, num_native + 1)]
+    for preset, paths in ((KNOWN, policies), (FASHION, natives)):
+        for seed, policy in enumerate(paths, start=1):
+            code = _train(preset, seed, policy, plan, out)
+            if code:
+                return code
+    code = _compare(KNOWN, [policies], policies, plan, out)
+    if code or plan is QUICK:
+        return code
+    groups = [policies, natives] if natives else [policies]
+    code = _compare(FASHION, groups, natives, plan, out, "--data", "real")
+    if code == ExitCode.USAGE:
+        print(f"{FASHION} is left out: its data are not here")
+        return ExitCode.OK
+    return code
+
+
+def _train(preset: str, seed: int, policy: Path, plan: Plan, out: Path) -> int:
+    if policy.exists():
+        return ExitCode.OK
+    runs = out / "runs"
+    begun = _checkpoint(runs, preset, seed)
+    code = esper_train(
+        [
+            *("ppo", "--preset", preset, "--seed", str(seed), "--telemetry-dir", str(runs)),
+            *(() if begun is None else ("--resume", str(begun))),
+            *plan.flags,
+        ]
+    )
+    last = _checkpoint(runs, preset, seed)
+    if code == ExitCode.OK and last is not None:
+        write_atomically(FileSystem(), policy, last.read_bytes())
+    return code
+
+
+def _checkpoint(runs: Path, preset: str, seed: int) -> Path | None:
+    """Return the newest checkpoint of the newest training run under a seed."""
+    for run_dir in sorted(runs.glob("*_*"), reverse=True):
+        try:
+            training = read_manifest(run_dir).job.training
+        except UnreadableFileError:
+            continue  # it was killed before it began
+        checkpoint = CheckpointStore(run_dir / CHECKPOINTS_DIRECTORY).latest()
+        if checkpoint is not None and (training.preset, training.seed) == (preset, seed):
+            return checkpoint
+    return None
+
+
+def _compare(
+    preset: str,
+    groups: Sequence[Sequence[Path]],
+    trained_here: Sequence[Path],
+    plan: Plan,
+    out: Path,
+    *more: str,
+) -> int:
+    """Compare groups of policies with every other arm, and tell how those trained here learned."""
+    arms = [f"ppo:{','.join(map(str, policies))}" for policies in groups]
+    runs = [run for policy in trained_here if (run := _training_run(policy, out)) is not None]
+    return esper_train(
+        [
+            *("compare", "--preset", preset, "--arms", *arms, *ARMS, "--seeds", plan.seeds),
+            *("--out", str(out / "comparisons"), "--html", str(out / f"{preset}.html")),
+            *("--json", str(report_path(out, preset))),
+            *(("--training-runs", *map(str, runs)) if runs else ()),
+            *COMPARED_ENVS,
+            *plan.flags,
+            *more,
+        ]
+    )
+
+
+def _training_run(policy: Path, out: Path) -> Path | None:
+    try:
+        return run_directory_of(load_run(policy), out / "runs")
+    except UsageError as error:
+        print(f"how it learned is left out of the report: {error}")
+        return None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,228 @@
+"""The figures of docs/evidence.md: written between its marks from the kept reports alone."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from esper.karn.comparison_page import alarms_text, estimate_text
+from esper.karn.comparison_plots import titled_curves
+from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast
+from esper.leyline.errors import UsageError
+from esper.leyline.learning import LearningCurve
+from tools.evidence.claims import Outcome, difference, judge, learned_arms
+from tools.evidence.pictures import picture_name, pictures_of
+from tools.evidence.reports import FASHION, KNOWN, ROOT, Kept, read_kept
+
+__all__ = ["DOCUMENT", "document_of", "write_document"]
+
+DOCUMENT: Final = ROOT / "docs" / "evidence.md"
+MISSING: Final = "Not measured yet; `make evidence` does."
+EDGE_ROUNDS: Final = 3
+"""A single round says little."""
+
+
+def write_document(document: Path = DOCUMENT, kept: Mapping[str, Kept] | None = None) -> Path:
+    """Put the kept figures between the marks of the document, and leave the rest as it is."""
+    text = document.read_text(encoding="utf-8")
+    document.write_text(document_of(text, read_kept() if kept is None else kept), encoding="utf-8")
+    return document
+
+
+def document_of(text: str, kept: Mapping[str, Kept]) -> str:
+    """Return the document with the figures of these reports."""
+    known, unknown = kept.get(KNOWN), kept.get(FASHION)
+    blocks = {
+        "claims": _claims(known, unknown),
+        "digits": MISSING if known is None else _comparison(KNOWN, known),
+        "training": MISSING if known is None else _training(KNOWN, known.report),
+        "fashion": MISSING if unknown is None else _fashion(unknown),
+    }
+    for name, block in blocks.items():
+        begin, end = f"<!-- figures: {name} begin -->\n", f"<!-- figures: {name} end -->\n"
+        before, mark, rest = text.partition(begin)
+        _, other_mark, after = rest.partition(end)
+        if not mark or not other_mark:
+            raise UsageError(f"the document has no marks {begin.strip()} and {end.strip()}")
+        text = f"{before}{begin}{block}\n{end}{after}"
+    return text
+
+
+def _claims(known: Kept | None, unknown: Kept | None) -> str:
+    claims = judge(known and known.report, unknown and unknown.report)
+    rows = [
+        (
+            claim.name,
+            claim.text,
+            claim.figures or "-",
+            f"**{claim.outcome}**" if claim.outcome is Outcome.NOT_MET else str(claim.outcome),
+        )
+        for claim in claims
+    ]
+    return _table(("", "claim", "measured", "outcome"), rows)
+
+
+def _comparison(preset: str, kept: Kept) -> str:
+    report = kept.report
+    failed = sum(arm.num_failed for arm in report.arms)
+    measured = (
+        f"{len(report.seeds)} held-out seeds of {report.num_envs} envs and {report.num_steps} "
+        f"steps, {_policies(report)}{'likeliest' if report.is_greedy else 'sampled'} choices; "
+        f"envs that broke: {failed}. {kept.date}, commit `{kept.commit}`, {kept.machine}."
+    )
+    return "\n\n".join(
+        (
+            f"```\n{command_of(report)}\n```",
+            measured,
+            _scores_table(report),
+            _costs_table(report),
+            _differences_table(report),
+            *_pictures(preset, report, ("curves", "front")),
+        )
+    )
+
+
+def _fashion(kept: Kept) -> str:
+    told = _comparison(FASHION, kept)
+    # There are training runs only where policies were trained on these data too.
+    return told if kept.report.learning is None else f"{told}\n\n{_training(FASHION, kept.report)}"
+
+
+def _policies(report: ComparisonReport) -> str:
+    learned = learned_arms(report)
+    return f"trained policies: {learned[0].num_policies}, " if learned else ""
+
+
+def command_of(report: ComparisonReport) -> str:
+    """Return the command that makes a report, with the policies wherever they are."""
+    seeds = report.seeds
+    is_range = len(seeds) > 2 and seeds == tuple(range(seeds[0], seeds[-1] + 1))
+    texts = [f"{seeds[0]}-{seeds[-1]}"] if is_range else list(map(str, seeds))
+    where = f"--task {report.task}" if report.preset is None else f"--preset {report.preset}"
+    greedy = " --greedy" if report.is_greedy else ""
+    return (
+        f"esper-train compare {where} --envs {report.num_envs} --episode-length "
+        f"{report.num_steps} --seeds {' '.join(texts)}{greedy} \\\n"
+        f"  --arms {' '.join(arm.arm for arm in report.arms)}"
+    )
+
+
+def _scores_table(report: ComparisonReport) -> str:
+    labels = report.labels()
+    rows = [
+        (
+            labels[arm.arm] + (" *" if arm.is_on_front else ""),
+            estimate_text(arm.final_pct),
+            estimate_text(arm.best_pct),
+            estimate_text(arm.mean_pct),
+            estimate_text(arm.total_reward),
+        )
+        for arm in report.arms
+    ]
+    table = _table(("arm", "final, %", "best, %", "mean over steps, %", "return"), rows)
+    return f"{table}\n\n\\* on the Pareto front of accuracy against parameters."
+
+
+def _costs_table(report: ComparisonReport) -> str:
+    labels = report.labels()
+    head = (
+        "arm",
+        "parameters added",
+        "GFLOP",
+        "at equal FLOP, %",
+        "wall-clock, s",
+        "germinated / fossilized / pruned",
+        "useful fossils",
+    )
+    rows = [
+        (
+            labels[arm.arm],
+            f"{arm.num_params_added:.0f}",
+            f"{arm.train_gflops:.2f}",
+            "-" if arm.equal_flops_pct is None else f"{arm.equal_flops_pct:.1f}",
+            f"{arm.wall_s:.1f}",
+            f"{arm.num_germinated:.2f} / {arm.num_fossilized:.2f} / {arm.num_pruned:.2f}",
+            _fossils(arm),
+        )
+        for arm in report.arms
+    ]
+    return _table(head, rows)
+
+
+def _fossils(arm: ArmSummary) -> str:
+    share_pct = arm.positive_fossils_pct
+    if share_pct is None:
+        return "-"
+    return f"{arm.num_fossils_positive} of {arm.num_fossils_measured} ({share_pct:.1f} %)"
+
+
+def _differences_table(report: ComparisonReport) -> str:
+    labels, learned = report.labels(), learned_arms(report)[:1]
+    found = [
+        contrast
+        for arm in report.arms
+        if learned and (contrast := difference(report, learned[0].arm, arm.arm)) is not None
+    ]
+    shown: Sequence[Contrast] = found or report.contrasts
+    rows = [
+        (
+            f"{labels[contrast.first]} - {labels[contrast.second]}",
+            estimate_text(contrast.final_pp),
+            estimate_text(contrast.mean_pp),
+            estimate_text(contrast.total_reward),
+            estimate_text(contrast.probability, 2),
+        )
+        for contrast in shown
+    ]
+    head = ("difference", "final accuracy, pp", "mean over steps, pp", "return", "P(better)")
+    return _table(head, rows)
+
+
+def _training(preset: str, report: ComparisonReport) -> str:
+    learning = report.learning
+    if learning is None:
+        return "The comparison was made without naming the training runs."
+    runs = [
+        (run.run_id, str(run.seed), str(run.num_rounds), run.verdict, alarms_text(run))
+        for run in learning.runs
+    ]
+    named = [
+        *titled_curves(learning),
+        *((curve, f"entropy: {curve.name}") for curve in learning.entropies),
+    ]
+    curves = [
+        (title, _edge(curve, slice(None, EDGE_ROUNDS)), _edge(curve, slice(-EDGE_ROUNDS, None)))
+        for curve, title in named
+    ]
+    return "\n\n".join(
+        (
+            _table(("training run", "seed", "rounds", "verdict of its log", "alarms raised"), runs),
+            f"Means over the first and the last {EDGE_ROUNDS} rounds of each run, with the lowest "
+            "and the highest run; entropies are shares of the maximum, over the steps at which the "
+            "head had a choice.",
+            _table(("figure", "first rounds", "last rounds"), curves),
+            *_pictures(preset, report, ("growth", "update", "entropy")),
+        )
+    )
+
+
+def _edge(curve: LearningCurve, rounds: slice) -> str:
+    seen = [[value for value in run[rounds] if value is not None] for run in curve.runs]
+    means = [fmean(values) for values in seen if values]
+    if not means:
+        return "-"
+    return f"{fmean(means):.3g} ({min(means):.3g} to {max(means):.3g})"
+
+
+def _pictures(preset: str, report: ComparisonReport, elements: Sequence[str]) -> list[str]:
+    captions = pictures_of(report)
+    return [
+        f"![{captions[element]}](images/{picture_name(preset, element)})"
+        for element in elements
+        if element in captions
+    ]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return "\n".join((*lines, *(f"| {' | '.join(row)} |" for row in rows)))

@@ -1,0 +1,119 @@
+"""The reports of the experiment, kept small beside the tool: figures, and where they come from."""
+
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from esper.leyline.comparison import ComparisonReport
+from esper.leyline.errors import UnreadableFileError
+from esper.nissa.run_directory import cpu_model
+
+__all__ = ["FASHION", "KNOWN", "PRESETS", "Kept", "keep_reports", "read_kept", "report_path"]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+REPORTS: Final = Path(__file__).resolve().parent / "reports"
+KNOWN: Final = "digits_growth"
+"""What policies are trained on."""
+FASHION: Final = "fashion_growth"
+"""A policy that was trained on digits has never seen these."""
+PRESETS: Final = (KNOWN, FASHION)
+NUM_DIGITS: Final = 5
+"""Of a kept figure: more than anybody tells apart."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A report and what it was measured on."""
+
+    date: str
+    """UTC."""
+    commit: str
+    machine: str
+    report: ComparisonReport
+
+
+def report_path(folder: Path, preset: str) -> Path:
+    """Return where a comparison of this preset is reported."""
+    return folder / f"{preset}.json"
+
+
+def read_kept(directory: Path = REPORTS) -> dict[str, Kept]:
+    """Return the kept reports by preset."""
+    return {
+        preset: msgspec.json.decode(path.read_bytes(), type=Kept)
+        for preset in PRESETS
+        if (path := report_path(directory, preset)).exists()
+    }
+
+
+def keep_reports(folder: Path, directory: Path = REPORTS) -> Iterator[Path]:
+    """Keep the reports that a folder holds; yield where, for those that say something new."""
+    kept = read_kept(directory)
+    directory.mkdir(exist_ok=True)
+    for preset in PRESETS:
+        path = report_path(folder, preset)
+        if not path.exists():
+            continue
+        report = compact(_read_report(path))
+        if preset in kept and kept[preset].report == report:
+            continue  # measured when it was kept, not now
+        target = report_path(directory, preset)
+        target.write_bytes(msgspec.json.encode(_kept(report)) + b"\n")
+        yield target
+
+
+def _read_report(path: Path) -> ComparisonReport:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ComparisonReport)
+    except msgspec.DecodeError as error:
+        raise UnreadableFileError(path, f"not the report of a comparison: {error}") from None
+
+
+def compact(report: ComparisonReport) -> ComparisonReport:
+    """Return a report with figures of a few digits, and without the paths of one machine."""
+    names = {arm.arm: _public_name(arm.arm) for arm in report.arms}
+    return msgspec.convert(_shortened(msgspec.to_builtins(report), names), ComparisonReport)
+
+
+def _public_name(arm: str) -> str:
+    kind, _, policies = arm.partition(":")
+    return ":".join((kind, *([",".join(map(_last_part, policies.split(",")))] if policies else ())))
+
+
+def _last_part(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _shortened(value: Any, names: Mapping[str, str]) -> Any:
+    match value:
+        case float():
+            # What is not finite was never measured, and is None already.
+            return float(f"{value:.{NUM_DIGITS}g}") if math.isfinite(value) else None
+        case str():
+            return names.get(value, value)
+        case list() | tuple():
+            return [_shortened(item, names) for item in value]
+        case dict():
+            return {key: _shortened(item, names) for key, item in value.items()}
+    return value
+
+
+def _kept(report: ComparisonReport) -> Kept:
+    return Kept(
+        date=datetime.now(UTC).date().isoformat(),
+        commit=_commit(),
+        machine=f"{os.cpu_count()} cores of {cpu_model()}, Python {platform.python_version()}",
+        report=report,
+    )
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
