@@ -162,7 +162,8 @@ def _compare(
     runs = [run for policy in trained_here if (run := _training_run(policy, out)) is not None]
     return esper_train(
         [
-            *("compare", "--preset", preset, "--arms", *arms, "--seeds", seeds),
+            # The likeliest choices: what a policy tries in order to learn is no part of its worth.
+            *("compare", "--preset", preset, "--greedy", "--arms", *arms, "--seeds", seeds),
             *("--out", str(out / "comparisons"), "--html", str(out / f"{preset}.html")),
             *("--json", str(report_path(out, preset))),
             *(("--training-runs", *map(str, runs)) if runs else ()),

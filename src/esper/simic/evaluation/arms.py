@@ -18,6 +18,7 @@ from esper.leyline.messages import EnvEvidence
 from esper.leyline.reports import EpisodeStatus
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
+from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.evaluation.growing import GrownRound, grow
 from esper.simic.evaluation.topology import FlopMeter, StaticWork, topology_of
@@ -132,6 +133,7 @@ def run_arm(
     stop: StopFlag,
     greedy: bool = False,
     model: ArmRun | None = None,
+    dataset: TensorDataset | None = None,
 ) -> ArmRun:
     """Let an arm grow the envs of one seed, tested after every step.
 
@@ -143,11 +145,13 @@ def run_arm(
         stop: asks for an end at the next cancellation point.
         greedy: a policy takes the likeliest choices instead of sampling.
         model: the run that a static arm copies.
+        dataset: the job's data, where they are loaded already.
     """
     training = msgspec.structs.replace(job.training, seed=seed)
     policy = arm.policies[stratum] if arm.policies else None
     _check_slots(job, policy)
-    plan = plan_job(msgspec.structs.replace(job, training=training), arm.command, policy, stop)
+    its_job = msgspec.structs.replace(job, training=training)
+    plan = plan_job(its_job, arm.command, policy, stop, dataset)
     if isinstance(plan.controller, PolicyController):
         plan.controller.is_greedy = greedy
         # The comparison may be of more or fewer envs, or longer, than what was learned from.

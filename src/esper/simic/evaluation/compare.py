@@ -36,6 +36,7 @@ from esper.simic.evaluation.statistics import (
     probability_of_improvement,
 )
 from esper.simic.training.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.vectorized import load_data
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals
 
@@ -121,13 +122,21 @@ def compare(
     runs: dict[tuple[str, int, int], ArmRun] = {}
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
+        dataset = load_data(job, stop)
         for arm, stratum, seed in wanted:
             copied = None if arm.copies is None else runs[arm.copies.name, stratum, seed]
             try:
                 stop.checkpoint()
                 kept = store.read(arm, stratum, seed)
                 run = kept or run_arm(
-                    job, arm, stratum=stratum, seed=seed, stop=stop, greedy=greedy, model=copied
+                    job,
+                    arm,
+                    stratum=stratum,
+                    seed=seed,
+                    stop=stop,
+                    greedy=greedy,
+                    model=copied,
+                    dataset=dataset,
                 )
             except InterruptedRunError:
                 raise InterruptedRunError(

@@ -114,6 +114,7 @@ __all__ = [
     "build_engine",
     "build_watchdog",
     "build_work",
+    "load_data",
     "plan_job",
     "run_job",
     "train_ppo_vectorized",
@@ -297,6 +298,16 @@ def _command(asked: str | None, job: Job, resumed: LoadedRun | None) -> str:
     return resumed.command
 
 
+def load_data(job: Job, stop: StopFlag) -> TensorDataset:
+    """Load what a job trains on, from where it says."""
+    request = DataRequest(
+        source=job.training.data,
+        data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
+        check_cancelled=stop.checkpoint,
+    )
+    return load_dataset(job.training.task, request)
+
+
 def plan_job(
     job: Job,
     command: str,
@@ -306,8 +317,8 @@ def plan_job(
 ) -> Plan:
     """Decide everything that can go wrong before anything is created.
 
-    A resumed run lends its controller, be it to go on or to be evaluated. Another plan of the same
-    task and data may lend its dataset.
+    A resumed run lends its controller, be it to go on or to be evaluated. Data that
+    were loaded for the same job may be lent as well.
     """
     config = job.training
     task = registered_task(config.task).spec
@@ -323,13 +334,8 @@ def plan_job(
         controller = _build_controller(job, command, rules, device, None)
     else:
         controller = _restored_controller(job, command, rules, device, resumed)
-    request = DataRequest(
-        source=config.data,
-        data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
-        check_cancelled=stop.checkpoint,
-    )
     stop.checkpoint()
-    dataset = load_dataset(config.task, request) if dataset is None else dataset
+    dataset = load_data(job, stop) if dataset is None else dataset
     batch_size = batch_size_for(task, config, len(dataset.train))
     iterator = partial(
         SharedBatchIterator,
