@@ -19,7 +19,7 @@ COMMANDS = {
     "digits.json": "ppo --task digits --rounds 1",
 }
 """The runs behind the baselines. The first is the shortest whole run, on the stand-in for CIFAR-10
-that every machine has; in the second a fresh policy prunes seeds and keeps one."""
+that every machine has; in the second a fresh policy prunes most seeds and keeps some."""
 
 
 @pytest.mark.parametrize("name", COMMANDS)
