@@ -49,7 +49,7 @@ CASES = {
     "--entropy-coef": Case("0.07", "training.entropy_coef", 0.07),
     "--entropy-anneal-episodes": Case("11", "training.entropy_anneal_episodes", 11),
     "--value-warmup-batches": Case("4", "training.value_warmup_batches", 4),
-    "--reward-family": Case("loss", "training.reward_family", "loss"),
+    "--reward-family": Case("loss --reward-mode shaped", "training.reward_family", "loss"),
     "--reward-mode": Case("sparse", "training.reward_mode", "sparse"),
     "--telemetry-dir": Case("there", "run.telemetry_dir", "there"),
     "--telemetry-level": Case("debug", "training.telemetry.level", "debug"),

@@ -112,7 +112,7 @@ def test_evaluation_reports_every_env_and_saves_a_network(
         (["ppo", "--envs", "0"], "n_envs = 0: must be at least 1"),
         (["ppo", "--rounds", "0"], "n_episodes = 0: must be at least 1"),
         (["ppo", "--lanes", "-1"], "run.lanes = -1: must be at least 1"),
-        (["ppo", "--devices", "cpu", "cpu", "cpu", "cpu", "cpu"], "must name 1 to n_envs devices"),
+        (["ppo", "--envs", "1", "--devices", "cpu", "cpu"], "must name 1 to n_envs devices"),
         (["ppo", "--torch-profiler", "--torch-profiler-active", "0"], "torch_active = 0"),
         (["ppo", "--resume", "latest"], "holds no checkpoint"),
         (["ppo", "--resume", "nowhere.pt"], "nowhere.pt"),
