@@ -104,7 +104,7 @@ def test_layers_are_not_changed_by_merging() -> None:
         ({"training": {"lifecycle": {"auto_forward": [5]}}}, r"'G5': must be among G1, G2, G3"),
         ({"training": {"lifecycle": {"auto_forward": [4]}}}, r"= 4: must be one of 0, 1, 2, 3, 5"),
         ({"training": {"governor": {"history_window": 5}}}, r"window = 5: must be at least min_"),
-        ({"training": {"devices": ["cpu"] * 5}}, r"must name 1 to n_envs devices"),
+        ({"training": {"devices": ["cpu"] * 9}}, r"must name 1 to n_envs devices"),
         ({"training": 3}, r"training = 3: must be a table"),
         ({"run": {"profiler": {"torch_active": 0}}}, r"torch_active = 0: must be at least 1"),
         ({"run": {"lanes": 0}}, r"run.lanes = 0: must be at least 1"),
