@@ -1,5 +1,6 @@
 """What every seed is: same shape out as in, the identity at birth; and the two both hosts share."""
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from esper.leyline.errors import InvalidValueError
 __all__ = ["Noop", "Norm", "Seed"]
 
 
-class Seed(nn.Module):
+class Seed(nn.Module, ABC):
     """A module that keeps its input's shape and returns the input itself until it has learnt."""
 
     structure: ClassVar[str]
@@ -19,9 +20,9 @@ class Seed(nn.Module):
     """One sentence: what is zero at birth, and so why the seed starts as the identity."""
 
     @classmethod
+    @abstractmethod
     def num_params(cls, channels: int) -> int:
         """Count the parameters by closed form."""
-        raise NotImplementedError
 
     @classmethod
     def check_channels(cls, channels: int) -> None:
@@ -29,9 +30,9 @@ class Seed(nn.Module):
         if channels < 1:
             raise InvalidValueError("channels", channels, "must be positive", cls.__name__)
 
+    @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """Map features to features of the same shape."""
-        raise NotImplementedError
 
 
 class Noop(Seed):

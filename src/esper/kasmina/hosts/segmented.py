@@ -1,5 +1,6 @@
 """How a host runs in pieces: an entry, one stage per segment, an exit."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import islice
 
@@ -13,7 +14,7 @@ from esper.leyline.slots import InjectionSpec
 __all__ = ["SegmentedHost", "require"]
 
 
-class SegmentedHost(nn.Module):
+class SegmentedHost(nn.Module, ABC):
     """A chain of stages, each ending where a seed may grow; subclasses add entry and exit."""
 
     def __init__(self, specs: Iterable[InjectionSpec], stages: dict[str, nn.Module]) -> None:
@@ -68,11 +69,13 @@ class SegmentedHost(nn.Module):
             x = stage(x)
         return x
 
+    @abstractmethod
     def _enter(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Bring raw input into the form that the first stage takes."""
 
+    @abstractmethod
     def _exit(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Turn what the last stage returns into logits."""
 
 
 def require(is_valid: bool, name: str, value: object, constraint: str) -> None:
