@@ -17,11 +17,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $(STAMP)
 
-run: setup  ## Train a policy on the digits that ship with Esper, for about two minutes.
+run: setup  ## Train a policy on the digits that ship with Esper, for a few minutes.
 	$(BIN)/esper-train ppo --serve
 
-test: setup  ## Every test.
-	$(BIN)/python -m pytest
+test: setup  ## Every test; those of one file share what it has set up.
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 check: setup  ## Style, types and the rules of the house.
 	$(BIN)/ruff check .
@@ -37,10 +37,10 @@ docs: setup  ## Write the generated pages again.
 	$(BIN)/python -m tools.generate_lifecycle_docs
 	$(BIN)/python -m tools.generate_observation_docs
 
-bench: setup  ## Figures beside their targets.
+bench: setup  ## Figures beside their targets; writes docs/performance.md.
 	$(BIN)/python -m tools.bench
 
-soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes hours.
+soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes about an hour.
 	$(BIN)/python -m tools.soak
 
 evidence: setup  ## Train policies, compare them, write docs/evidence.md; hours, goes on if interrupted.

@@ -1,5 +1,11 @@
 """What every test shares."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 from hypothesis import HealthCheck, settings
 
 # Deadlines and slow generation measure the machine, not Esper. Derandomized, so that a red run
@@ -8,3 +14,27 @@ settings.register_profile(
     "esper", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("esper")
+
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+HALF_PRECISION = "import torch; ones = torch.ones(64, 64, dtype=torch.bfloat16); ones @ ones"
+
+
+def keep_from_broken_tiles() -> None:
+    """Keep torch from matrix tiles where a virtual machine announces them and cannot run them.
+
+    There any product in half precision ends the process with an illegal instruction.
+    """
+    processor = Path("/proc/cpuinfo")
+    is_announced = processor.exists() and "amx_tile" in processor.read_text()
+    if is_announced and ISA_LIMIT not in os.environ:
+        child = subprocess.run([sys.executable, "-c", HALF_PRECISION], stderr=subprocess.DEVNULL)
+        if child.returncode != 0:
+            os.environ[ISA_LIMIT] = "AVX512_CORE_FP16"
+
+
+# Before anything imports torch, which reads it once.
+keep_from_broken_tiles()
+
+# A shell lets its background jobs ignore SIGINT, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.nissa.fake_run import FakeRun, write_run
+from tests.nissa.test_normalizing import line_of
 from tests.nissa.test_scanning import index_of, swap
 
 from esper.leyline.errors import UnreadableFileError, UsageError
-from esper.leyline.telemetry import CountClass
+from esper.leyline.telemetry import EVENT_SPECS, CountClass, EventType
 from esper.nissa import diff, scanning
 from esper.nissa.baselines import capture, read_baseline, write_baseline
 from esper.nissa.diff import Difference, diff_paths
@@ -165,11 +166,27 @@ def test_structural_difference_counts_on_any_machine(tmp_path: Path) -> None:
     assert not against(lines, tmp_path, machine_kind="another").is_same
 
 
+def test_action_that_another_machine_rolls_back_is_no_structural_difference(
+    tmp_path: Path,
+) -> None:
+    lines = list(SHAPE.lines())
+    place = index_of(lines, "LAST_ACTION", 20)
+    rollback = json.loads(line_of(EVENT_SPECS[EventType.GOVERNOR_ROLLBACK]))
+    acted = json.loads(lines[place])
+    lines[place] = msgspec.json.encode(
+        {**acted, "event_type": "GOVERNOR_ROLLBACK", "data": rollback["data"]}
+    )
+
+    elsewhere = against(lines, tmp_path, machine_kind="another")
+
+    assert elsewhere.is_same
+    assert {item.event_type: item.delta for item in elsewhere.counts if item.delta} == {
+        "GOVERNOR_ROLLBACK": 1,
+        "LAST_ACTION": -1,
+    }
+
+
 def test_events_of_the_environment_change_nothing(tmp_path: Path) -> None:
-    from tests.nissa.test_normalizing import line_of
-
-    from esper.leyline.telemetry import EVENT_SPECS, EventType
-
     lines = list(SHAPE.lines())
     lines.insert(50, line_of(EVENT_SPECS[EventType.MEMORY_WARNING]))
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tools.soak.endurance import MIB, long_run
 
-SECONDS = 12.0
+SECONDS = 60.0
 MAX_GROWTH_MIB = 16.0
-"""Memory is still warming up in so short a time; the soak holds the real bound."""
+"""Memory is still warming up in a minute; the soak holds the real bound."""
 
 
 def test_rounds_leave_no_thread_no_file_and_little_memory_behind(tmp_path: Path) -> None:
@@ -14,5 +14,6 @@ def test_rounds_leave_no_thread_no_file_and_little_memory_behind(tmp_path: Path)
 
     assert len(steady) > 1
     assert {sample.num_threads for sample in steady} == {steady[0].num_threads}
-    assert {sample.num_files for sample in steady} == {steady[0].num_files}
+    # One fewer was seen once, in a process that had run other tests; more would be a leak.
+    assert max(sample.num_files for sample in steady) == steady[0].num_files
     assert (steady[-1].rss_bytes - steady[0].rss_bytes) / MIB < MAX_GROWTH_MIB

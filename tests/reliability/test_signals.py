@@ -4,7 +4,8 @@ import random
 from pathlib import Path
 
 import pytest
-from tools.soak.children import Deed, Moment, Site
+from tools.soak.children import Child, Deed, Moment, Site, only_run, train_flags
+from tools.soak.fingerprints import fingerprint
 from tools.soak.kills import Whole, whole_run
 from tools.soak.signals import DEEDS, random_stop, stop_and_look
 
@@ -27,3 +28,18 @@ def test_signal_before_the_first_checkpoint_ends_a_run_cleanly(
     deed: Deed, whole: Whole, tmp_path: Path
 ) -> None:
     assert stop_and_look(tmp_path, Moment(Site.FILE, 1, deed), whole, resumes=False) is not None
+
+
+def test_suspended_run_goes_on_as_if_nothing_had_happened(whole: Whole, tmp_path: Path) -> None:
+    middle = Moment(Site.POINT, whole.counts[Site.POINT] // 2, Deed.SUSPEND)
+    flags = train_flags(tmp_path / "runs", "--lane-deadline", "2")
+    child = Child(flags, tmp_path / "output.txt", middle)
+    child.wake_after(5.0)
+
+    ended = child.wait()
+
+    run_dir = only_run(tmp_path / "runs")
+    assert ended.code == 0, ended.output
+    assert run_dir is not None
+    assert fingerprint(run_dir) == whole.fingerprint
+    assert "the event loop stood still for" in ended.output

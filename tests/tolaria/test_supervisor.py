@@ -110,6 +110,31 @@ async def test_a_lane_that_hangs_is_reported_with_its_stack_and_ends_the_run() -
     assert waiting.close(WAIT_S)
 
 
+async def test_lanes_are_not_blamed_for_a_process_that_stood_still(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stop, may_end = StopFlag(), threading.Event()
+    lane = Lane("lane-0")
+
+    async def main() -> bool:
+        await anyio.sleep(0.5)  # the watchdog is at work by then
+        standstill = threading.Event()
+        standstill.wait(2.0)  # on the loop's own thread: as if the whole process were suspended
+        await anyio.sleep(0.5)  # and looks again
+        may_end.set()
+        return True
+
+    watchdog = watchdog_for(lane, stop=stop, deadline_s=1.5)
+    quiet = lane.submit(may_end.wait, WAIT_S)
+    with anyio.fail_after(WAIT_S):
+        assert await supervise(main, background=[], watchdog=watchdog)
+
+    assert quiet.result(WAIT_S)
+    assert watchdog.failure is None
+    assert "the event loop stood still for" in caplog.text
+    assert lane.close(WAIT_S)
+
+
 async def test_a_lane_that_beats_is_left_alone_however_long_it_works() -> None:
     stop = StopFlag()
     lane = Lane("lane-0")

@@ -42,6 +42,8 @@ class Deed(StrEnum):
     KILL = "kill"
     INTERRUPT = "interrupt"
     TERMINATE = "terminate"
+    SUSPEND = "suspend"
+    """The whole process stands still until somebody wakes it."""
     HANG = "hang"
     """The thread never goes on."""
     NO_SPACE = "no space"
@@ -54,6 +56,7 @@ SIGNALS = {
     Deed.KILL: signal.SIGKILL,
     Deed.INTERRUPT: signal.SIGINT,
     Deed.TERMINATE: signal.SIGTERM,
+    Deed.SUSPEND: signal.SIGSTOP,
 }
 
 
@@ -157,6 +160,17 @@ class Child:
             stale.unlink(missing_ok=True)
         self._process = CONTEXT.Process(target=run_child, args=(argv, output, moment))
         self._process.start()
+
+    def wake_after(self, seconds: float) -> None:
+        """Let a process that suspends itself go on so long after it did."""
+        status = Path(f"/proc/{self._process.pid}/stat")
+        deadline_s = time.monotonic() + WAIT_S
+        while status.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < deadline_s, "the process has not suspended itself"
+            time.sleep(0.05)
+        time.sleep(seconds)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def wait(self) -> Ended:
         """Wait for its end; one that does not end is killed and counts as lost."""

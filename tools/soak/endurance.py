@@ -23,6 +23,7 @@ from esper.simic.training.vectorized import run_job
 QUICK_S, FULL_S = 20.0, 1_800.0
 WARM_UP = 1 / 3
 """The part of the time after which nothing may grow any more."""
+SAMPLE_EVERY_S = 1.0
 MIB = 2**20
 
 
@@ -37,16 +38,20 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Logbook:
-    """Takes a sample at the end of every round, and ends the run when its time is over."""
+    """Takes samples at the end of rounds, and ends the run when its time is over."""
 
     seconds: float
     stop: threading.Event = field(default_factory=threading.Event)
     samples: list[Sample] = field(default_factory=list)
+    num_rounds: int = 0
     _began_s: float = field(default_factory=time.monotonic)
 
     def note(self) -> None:
-        """Take a sample."""
+        """Take a sample; at most one per second, so that they are not what grows."""
         after_s = time.monotonic() - self._began_s
+        self.num_rounds += 1
+        if self.samples and after_s < self.samples[-1].after_s + SAMPLE_EVERY_S:
+            return
         num_files = len(os.listdir("/proc/self/fd"))
         self.samples.append(Sample(after_s, rss_bytes(), threading.active_count(), num_files))
         if after_s > self.seconds:
@@ -94,7 +99,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         logbook = long_run(Path(name), QUICK_S if is_quick else FULL_S)
     steady = logbook.steady()
-    length = f"{len(logbook.samples)} rounds in {logbook.samples[-1].after_s:,.0f} s"
+    length = f"{logbook.num_rounds} rounds in {logbook.samples[-1].after_s:,.0f} s"
     # In seconds memory is still warming up: the quick form can tell nothing about it.
     if not is_quick:
         yield Row(

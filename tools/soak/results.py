@@ -19,7 +19,8 @@ PROMISES = {
     "L3": "After a crash between any two file operations, in the middle of one, or with "
     "everything lost that was not forced to the disk, log and checkpoints open as a state that "
     "the run has been in, and no checkpoint is ahead of its log.",
-    "L4": "A log of 64 KiB that was cut at any byte, or has any bit flipped, is read without a "
+    "L4": "A log of up to 64 KiB that was cut at any byte, or has a bit flipped (10,000 drawn, and "
+    "every one of the checksums), is read without a "
     "crash and without an event that nobody wrote, and the damage is told.",
     "L5": "One SIGINT or SIGTERM at any moment ends a run: exit code 130, a valid checkpoint, a "
     "complete log, no temporary file, no port, no process left. Resumed, it is the same run.",
@@ -31,9 +32,9 @@ PROMISES = {
     "behind.",
     "L8": "Whatever is fed to decoders, readers and the websocket, nothing is executed, memory "
     "stays bounded, and the answer is one sentence.",
-    "L9": "The server under attack and load lets nobody in and does not slow the run.",
+    "L9": "The server under attack and load lets nobody in, and what it costs the run is bounded.",
     "L10": "A long run holds as much memory, as many threads and as many files at its end as "
-    "after its first minute.",
+    "after its first third.",
 }
 """What each row holds."""
 
@@ -106,7 +107,7 @@ def document_of(results: Results) -> str:
         "# Reliability",
         "Written by `python -m tools.soak` from `tools/soak/results.json`; do not edit. "
         "`make soak` runs everything in its long form, `tests/reliability` holds a quick form of "
-        "each in the normal suite.",
+        "each in the normal suite (L7: `tests/tools/test_soak.py`).",
     ]
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")

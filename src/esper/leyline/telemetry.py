@@ -100,7 +100,7 @@ class CountClass(StrEnum):
 
 
 class CountPer(StrEnum):
-    """The unit of which a structural type has exactly one event."""
+    """The unit of which a type has one event, as its closed form tells."""
 
     RUN = "run"
     CHECKPOINT = "checkpoint"
@@ -230,7 +230,14 @@ _ROWS: Final = (
     _structural(payloads.RunFinished, _OFF, CountPer.RUN),
     _structural(payloads.CheckpointSaved, _OFF, CountPer.CHECKPOINT),
     _structural(payloads.EpochCompleted, _NORMAL, CountPer.ENV_STEP),
-    _structural(payloads.LastAction, _NORMAL, CountPer.ENV_STEP, Severity.DEBUG),
+    # A step that ends in a rollback never acts, and rollbacks depend on the numbers.
+    _spec(
+        payloads.LastAction,
+        _NORMAL,
+        CountClass.IDENTITY,
+        Severity.DEBUG,
+        per=CountPer.ENV_STEP,
+    ),
     _structural(payloads.EpisodeOutcome, _MINIMAL, CountPer.EPISODE),
     _structural(payloads.BatchEpochCompleted, _MINIMAL, CountPer.ROUND),
     _structural(payloads.BatchStats, _MINIMAL, CountPer.ROUND),
@@ -404,7 +411,16 @@ def decode_event(line: bytes | str) -> Event:
 
 def nonfinite_paths(payload: msgspec.Struct) -> tuple[str, ...]:
     """Return the paths of all numbers in a payload that JSON cannot hold."""
-    return tuple(_walk_nonfinite(payload, ""))
+    return () if _is_plainly_finite(payload) else tuple(_walk_nonfinite(payload, ""))
+
+
+def _is_plainly_finite(payload: msgspec.Struct) -> bool:
+    """Tell whether one look is enough: nearly all payloads are flat, and their numbers finite."""
+    for name in _fields_with_floats(type(payload)):
+        item = getattr(payload, name)
+        if item is not None and not (type(item) is float and math.isfinite(item)):
+            return False
+    return True
 
 
 def _walk_nonfinite(value: object, path: str) -> Iterator[str]:
@@ -414,10 +430,7 @@ def _walk_nonfinite(value: object, path: str) -> Iterator[str]:
     elif isinstance(value, msgspec.Struct):
         prefix = f"{path}." if path else ""
         for name in _fields_with_floats(type(value)):
-            item = getattr(value, name)
-            # Most are missing or plain finite numbers, which need no walk of their own.
-            if item is not None and not (type(item) is float and math.isfinite(item)):
-                yield from _walk_nonfinite(item, prefix + name)
+            yield from _walk_nonfinite(getattr(value, name), prefix + name)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _walk_nonfinite(item, f"{path}.{key}")

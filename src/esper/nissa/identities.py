@@ -106,7 +106,7 @@ def _closed_forms(profile: RunProfile) -> Iterator[Check]:
         can_be_off = spec.per in (CountPer.ENV_STEP, CountPer.STEP_OR_UPDATE)
         yield Check(
             name=f"{spec.event_type} = {_form(spec)}",
-            count_class=CountClass.STRUCTURAL,
+            count_class=spec.count_class,
             left=count,
             right=expected,
             holds=count == expected or (can_be_off and count == 0),

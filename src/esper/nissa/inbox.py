@@ -10,15 +10,17 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from esper.leyline.errors import ContractError
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import EVENT_SPECS, Channel, Draft
 
-__all__ = ["Counter", "Entry", "Inbox", "Route"]
+__all__ = ["Entry", "Inbox", "Queue", "Route"]
 
 FIRST_GUESS_BYTES: Final = 512
 """Counted for a type of which nothing has been encoded yet."""
@@ -27,18 +29,18 @@ MEAN_WEIGHT: Final = 0.05
 
 
 @dataclass(eq=False, slots=True)
-class Counter:
-    """Numbers the events of one channel."""
+class Queue:
+    """Numbers the events of one channel, and holds those that the writer has still to fetch."""
 
-    channel: Channel
     next_seq: int
+    entries: list["Entry"] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
 class Route:
     """Where drafts of one payload type go and how large they tend to be."""
 
-    counter: Counter
+    queue: Queue
     mean_bytes: float = FIRST_GUESS_BYTES
 
     def note_size(self, num_bytes: int) -> None:
@@ -46,7 +48,7 @@ class Route:
         self.mean_bytes += MEAN_WEIGHT * (num_bytes - self.mean_bytes)
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A numbered draft on its way to the writer."""
 
     seq: int
@@ -62,14 +64,13 @@ class Inbox:
 
     def __init__(self, *, max_bytes: int, next_seqs: Mapping[Channel, int]) -> None:
         self._max_bytes = max_bytes
-        self._counters = {channel: Counter(channel, seq) for channel, seq in next_seqs.items()}
+        self._queues = {channel: Queue(seq) for channel, seq in next_seqs.items()}
         self._routes: dict[type[Payload], Route] = {
-            spec.payload: Route(self._counters[spec.channel]) for spec in EVENT_SPECS.values()
+            spec.payload: Route(self._queues[spec.channel]) for spec in EVENT_SPECS.values()
         }
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         """Signalled when bytes were released, events were committed or synced, or it failed."""
-        self._entries: list[Entry] = []
         self._queued_bytes = 0.0
         self._is_open = True
         self._is_failed = False
@@ -85,21 +86,21 @@ class Inbox:
     def put(self, draft: Draft) -> int:
         """Number a draft, queue it and return its seq."""
         route = self._routes[type(draft.payload)]
-        counter = route.counter
+        queue = route.queue
         if self._queued_bytes >= self._max_bytes and not _is_on_event_loop():
             self.wait_for_room()
         with self._lock:
             if not self._is_open:
                 self._refuse()
-            seq = counter.next_seq
-            counter.next_seq = seq + 1
+            seq = queue.next_seq
+            queue.next_seq = seq + 1
             self.num_accepted += 1
             if self._is_failed:
                 self.num_lost += 1
                 return seq
             counted = route.mean_bytes
             self._queued_bytes += counted
-            self._entries.append(Entry(seq, time.time(), draft, route, counted))
+            queue.entries.append(Entry(seq, time.time(), draft, route, counted))
         return seq
 
     def _refuse(self) -> None:
@@ -107,7 +108,7 @@ class Inbox:
 
     def next_seq(self, channel: Channel) -> int:
         """Return the seq that the next event of a channel will get."""
-        return self._counters[channel].next_seq
+        return self._queues[channel].next_seq
 
     @property
     def has_room(self) -> bool:
@@ -145,11 +146,13 @@ class Inbox:
 
     # --- The writer's side ---
 
-    def take(self) -> tuple[list[Entry], bool]:
+    def take(self) -> tuple[dict[Channel, list[Entry]], bool]:
         """Fetch everything queued, and whether somebody waits for a sync of it."""
         self.wakeup.clear()
         with self._lock:
-            entries, self._entries = self._entries, []
+            entries = {channel: queue.entries for channel, queue in self._queues.items()}
+            for queue in self._queues.values():
+                queue.entries = []
             is_sync_asked, self._is_sync_asked = self._is_sync_asked, False
         return entries, is_sync_asked
 
@@ -157,7 +160,7 @@ class Inbox:
     def is_drained(self) -> bool:
         """Tell whether it is closed and nothing is left to fetch."""
         with self._lock:
-            return not self._is_open and not self._entries
+            return not self._is_open and not any(q.entries for q in self._queues.values())
 
     def release(self, num_events: int, counted_bytes: float) -> None:
         """Note that events were committed, which makes room."""
@@ -176,7 +179,8 @@ class Inbox:
         """Give up: what is queued and what still comes is counted as lost, nobody waits."""
         with self._changed:
             self._is_failed = True
-            self._entries.clear()
+            for queue in self._queues.values():
+                queue.entries = []
             self._queued_bytes = 0.0
             self.num_lost = self.num_accepted - self.num_committed
             self._changed.notify_all()

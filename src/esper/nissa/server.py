@@ -6,9 +6,8 @@ import random
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import anyio
 import anyio.to_thread
@@ -36,8 +35,11 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 128
 MAX_SOCKETS: Final = 2 * MAX_CONNECTIONS
 """Of every kind. A run needs files of its own, which sockets must not use up."""
-MAX_ARRIVALS_PER_S: Final = 50.0
-"""New connections in the long run; as many as there may be at once may come in one rush."""
+MAX_ARRIVALS_PER_S: Final = 20.0
+"""New connections in the long run; those that come faster wait in the kernel's queue."""
+MAX_RUSH: Final = 64
+"""New connections at once: ten browsers, or a dozen dashboards that come back together."""
+ACCEPT_RETRY_S: Final = 1.0
 MAX_HEADER_BYTES: Final = 16 * 1024
 REQUEST_GRACE_S: Final = 5.0
 """How long a connection may take, at least, to come up with a request."""
@@ -193,37 +195,26 @@ class _WebSocketProtocol(WebSocketsSansIOProtocol):
 
 @dataclass(eq=False, slots=True)
 class _Arrivals:
-    """How many connections may still come: a storm of them must not take the run's time."""
+    """How fast connections may come: a storm of them must not take the run's time."""
 
     per_s: float
-    num_left: float = field(default_factory=lambda: MAX_SOCKETS)
+    num_left: float = MAX_RUSH
     last_s: float = 0.0
 
-    def admit(self, now_s: float) -> bool:
-        """Tell whether one more may come now."""
+    def wait_after_one(self, now_s: float) -> float:
+        """Count a connection that came now; return for how long none may follow it."""
         earned = self.per_s * (now_s - self.last_s)
-        self.num_left, self.last_s = min(self.num_left + earned, MAX_SOCKETS), now_s
-        if self.num_left < 1.0:
-            return False
-        self.num_left -= 1.0
-        return True
+        self.num_left, self.last_s = min(self.num_left + earned, MAX_RUSH) - 1.0, now_s
+        return max(0.0, (1.0 - self.num_left) / self.per_s)
 
 
 class _HttpProtocol(H11Protocol):
-    """uvicorn's protocol with an end to sockets that are many, or that never come to the point."""
-
-    def __init__(self, arrivals: _Arrivals, **options: Any) -> None:
-        super().__init__(**options)
-        self.arrivals = arrivals
+    """uvicorn's protocol with an end to connections that never come to the point."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, unless there are too many or they come too fast."""
+        """Take a connection and look after it."""
         super().connection_made(transport)
-        is_admitted = self.arrivals.admit(self.loop.time())
-        if len(self.connections) > MAX_SOCKETS or not is_admitted:
-            transport.abort()
-        else:
-            self.loop.call_later(REQUEST_GRACE_S, self._look, False)
+        self.loop.call_later(REQUEST_GRACE_S, self._look, False)
 
     def _look(self, was_idle: bool) -> None:
         """Close a connection that was without a request at two looks in a row."""
@@ -237,12 +228,52 @@ class _HttpProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that leaves signals to the supervisor."""
+    """uvicorn that leaves signals to the supervisor and lets clients in at a measured pace."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, arrivals: _Arrivals):
+        super().__init__(config)
+        self._listener = listener
+        self._arrivals = arrivals
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture nothing."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start without a listener: uvicorn would take connections as fast as they come."""
+        await super().startup(sockets=[])
+
+    async def main_loop(self) -> None:
+        """Let clients in for as long as the server runs."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._let_in)
+            await super().main_loop()
+            tasks.cancel_scope.cancel()
+
+    async def _let_in(self) -> None:
+        """Take connections one by one, as fast as they may come.
+
+        Consumes: connections. Produces: a protocol for each. Waits for: the next one, and for the
+        time at which it may come; until then it waits in the kernel's queue, where it costs the
+        run nothing. Unblocked by: clients, and cancellation when the server stops.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+                if len(self.server_state.connections) < MAX_SOCKETS:
+                    await loop.connect_accepted_socket(self._build_protocol, connection)
+                else:
+                    connection.close()
+            except OSError:  # a client that is gone already, or no more files
+                await anyio.sleep(ACCEPT_RETRY_S)
+            await anyio.sleep(self._arrivals.wait_after_one(loop.time()))
+
+    def _build_protocol(self) -> asyncio.Protocol:
+        return _HttpProtocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
 
 async def serve(
@@ -260,27 +291,25 @@ async def serve(
     so that a taken address is known before anything is created.
     """
     listener = listener or listen(address)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            # uvicorn asks for a class and only ever calls it.
-            http=partial(_HttpProtocol, _Arrivals(max_arrivals_per_s)),  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            ws=_WebSocketProtocol,
-            ws_max_size=MAX_MESSAGE_BYTES,
-            ws_per_message_deflate=False,
-            ws_ping_interval=PING_EVERY_S,
-            ws_ping_timeout=PING_EVERY_S,
-            lifespan="off",
-            # Requests may carry the token, so none of them is logged; and whoever sends nonsense
-            # must not be able to fill the operator's screen.
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            timeout_graceful_shutdown=STOP_GRACE_S,
-            server_header=False,
-        )
+    config = uvicorn.Config(
+        app,
+        http=_HttpProtocol,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        ws=_WebSocketProtocol,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
+        ws_ping_interval=PING_EVERY_S,
+        ws_ping_timeout=PING_EVERY_S,
+        lifespan="off",
+        # Requests may carry the token, so none of them is logged; and whoever sends nonsense
+        # must not be able to fill the operator's screen.
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=STOP_GRACE_S,
+        server_header=False,
     )
+    server = _Server(config, listener, _Arrivals(max_arrivals_per_s))
     bound = ServerAddress(address.host, listener.getsockname()[1])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_run_shielded, server, listener)
@@ -295,7 +324,7 @@ async def serve(
 async def _run_shielded(server: _Server, listener: socket.socket) -> None:
     # The cancellation that ends `serve` must not reach uvicorn, which would drop its clients.
     with anyio.CancelScope(shield=True), listener:
-        await server.serve(sockets=[listener])
+        await server.serve()
 
 
 def listen(address: ServerAddress) -> socket.socket:
@@ -307,6 +336,7 @@ def listen(address: ServerAddress) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address.host, address.port))
         listener.listen(MAX_CONNECTIONS)
+        listener.setblocking(False)  # the event loop waits for it
     except OSError as error:
         listener.close()
         reason = (error.strerror or str(error)).lower()

@@ -90,9 +90,10 @@ class Writer:
     def _write_until_drained(self) -> None:
         while True:
             is_last = self._inbox.is_drained
-            entries, is_sync_asked = self._inbox.take()
-            for start in range(0, len(entries), MAX_BLOCK_EVENTS):
-                self._commit(entries[start : start + MAX_BLOCK_EVENTS])
+            taken, is_sync_asked = self._inbox.take()
+            for channel, entries in taken.items():
+                for start in range(0, len(entries), MAX_BLOCK_EVENTS):
+                    self._commit(channel, entries[start : start + MAX_BLOCK_EVENTS])
             if is_sync_asked or is_last or self._is_sync_due():
                 self._sync()
             if is_last:
@@ -102,12 +103,9 @@ class Writer:
     def _is_sync_due(self) -> bool:
         return self._fsync is FsyncPolicy.INTERVAL and time.monotonic() >= self._next_sync_s
 
-    def _commit(self, entries: Sequence[Entry]) -> None:
-        """Write one block per channel, then let go of what was counted for it."""
-        for channel, journal in self._journals.items():
-            mine = [entry for entry in entries if entry.route.counter.channel is channel]
-            if mine:
-                self._append(journal, mine, is_live=channel is Channel.RUN)
+    def _commit(self, channel: Channel, entries: Sequence[Entry]) -> None:
+        """Write one block, then let go of what was counted for it."""
+        self._append(self._journals[channel], entries, is_live=channel is Channel.RUN)
         self._inbox.release(len(entries), sum(entry.counted_bytes for entry in entries))
 
     def _append(self, journal: Journal, entries: Sequence[Entry], *, is_live: bool) -> None:

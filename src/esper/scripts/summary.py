@@ -37,6 +37,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     run_dir: str
     rounds: tuple[RoundRow, ...]
+    """The last 1,000 at most."""
     grown: tuple[BlueprintRow, ...]
     final_accuracy_pct: float | None
     best_accuracy_pct: float | None
@@ -62,7 +63,7 @@ def summary_of(result: "TrainingResult") -> RunSummary:
         ),
         final_accuracy_pct=result.state.final_accuracy_pct,
         best_accuracy_pct=result.state.best_accuracy_pct,
-        duration_s=sum(summary.duration_s for summary in result.history),
+        duration_s=result.state.duration_s,
         traces_dir=None if result.traces_dir is None else str(result.traces_dir),
         data_note=result.data_note,
     )

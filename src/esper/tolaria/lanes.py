@@ -188,33 +188,41 @@ async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:
 
 
 class BatchStream(Generic[B]):
-    """A bounded queue of batches from the feeder to one lane."""
+    """A bounded queue of batches from the feeder to one lane.
+
+    Two queues in opposite directions, batches and room for them: a queue that knows its own bound
+    is written in Python, and takes several times as long.
+    """
 
     def __init__(self, depth: int, stop: StopFlag) -> None:
-        self._items: queue.Queue[B | None] = queue.Queue(depth)
+        self._items: queue.SimpleQueue[B | None] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(depth):
+            self._room.put(None)
         self._stop = stop
         self._waited_s = 0.0
 
     def put(self, batch: B | None) -> None:
         """Hand a batch over, waiting for room; None ends the pass."""
-        while True:
-            self._stop.checkpoint()
-            try:
-                return self._items.put(batch, timeout=POLL_S)
-            except queue.Full:
-                continue
+        self._next_of(self._room)
+        self._items.put(batch)
 
     def get(self) -> B | None:
         """Take the next batch, waiting for one; None at the end of the pass."""
         began_s = time.perf_counter()
+        batch = self._next_of(self._items)
+        self._room.put(None)
+        self._waited_s += time.perf_counter() - began_s
+        return batch
+
+    def _next_of(self, waiting: "queue.SimpleQueue[T]") -> T:
+        """Take what comes next, unless the run is to stop."""
         while True:
             self._stop.checkpoint()
             try:
-                batch = self._items.get(timeout=POLL_S)
+                return waiting.get(timeout=POLL_S)
             except queue.Empty:
                 continue
-            self._waited_s += time.perf_counter() - began_s
-            return batch
 
     def take_waited_s(self) -> float:
         """Return for how long batches were waited for since the last call."""
@@ -226,7 +234,9 @@ class BatchStream(Generic[B]):
         with contextlib.suppress(queue.Empty):
             while True:
                 self._items.get_nowait()
-        self._items.put_nowait(None)
+                self._room.put(None)
+        self._room.get()  # for the end itself; there is some, as nothing waits any more
+        self._items.put(None)
 
 
 def feed(batches: Iterable[B], streams: Sequence[BatchStream[B]]) -> int:

@@ -1,9 +1,11 @@
 """The supervisor: one task group for a run, its helpers, its signals and its watchdog."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,7 +26,7 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Watchdog:
-    """Notices lanes that have stopped moving, and a loop that is kept from running."""
+    """Notices lanes that have stopped moving, and a loop that stood still itself."""
 
     def __init__(
         self,
@@ -61,11 +63,28 @@ class Watchdog:
         pass; unblocked by cancellation or by the first lane that stalls.
         """
         interval_s = min(WATCH_INTERVAL_S, self._deadline_s / 4)
+        awake_since_s = time.monotonic()
         while self.failure is None:
+            began_s = time.monotonic()
             await anyio.sleep(interval_s)
-            silent = [lane for lane in self._lanes() if lane.silent_s() > self._deadline_s]
-            if silent:
-                self._give_up(silent)
+            now_s = time.monotonic()
+            lag_s = now_s - began_s - interval_s
+            # Less than this only costs the lanes a part of their time: if every short lag excused
+            # them, one that hangs on a busy machine would never be found.
+            if lag_s > self._deadline_s / 2:
+                logging.getLogger(__name__).warning(
+                    "the event loop stood still for %.1f s: the process was suspended or starved",
+                    lag_s,
+                )
+                awake_since_s = now_s
+            # In a process that was suspended no lane could give a sign of life: they start anew.
+            if now_s - awake_since_s > self._deadline_s:
+                self._give_up_silent()
+
+    def _give_up_silent(self) -> None:
+        silent = [lane for lane in self._lanes() if lane.silent_s() > self._deadline_s]
+        if silent:
+            self._give_up(silent)
 
     def _give_up(self, silent: Sequence[Lane]) -> None:
         lane = silent[0]

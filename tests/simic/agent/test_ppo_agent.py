@@ -135,6 +135,21 @@ def test_scaling_all_rewards_leaves_normalised_advantages_unchanged() -> None:
     torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("promise", [-1e9, 1e9])
+def test_no_return_is_larger_than_rewards_can_make_it(promise: float) -> None:
+    agent = small_agent()
+    play_round(agent)
+    rows = agent.buffer.batch()
+    rows.values.fill_(promise)
+    rows.bootstrap_values[rows.ends] = promise
+
+    returns = agent.estimate_advantages(RewardNormalizer()).returns
+
+    limit = 10.0 / (1.0 - 0.995)
+    assert returns.abs().max().item() == pytest.approx(limit, rel=0.01)
+    assert returns.abs().max().item() <= limit * (1 + 1e-6)
+
+
 def test_penalty_weighs_the_same_under_any_reward_statistics() -> None:
     returns = []
     for scale in (0.01, 100.0):

@@ -25,7 +25,6 @@ from esper.leyline.messages import Phase
 from esper.leyline.rewards import RewardMode
 from esper.leyline.telemetry import (
     EVENT_SPECS,
-    CountClass,
     CountPer,
     Event,
     EventType,
@@ -38,7 +37,7 @@ LEVELS = [level.name.lower() for level in TelemetryLevel]
 
 
 def expected_counts(rounds: int, envs: int, steps: int, level: TelemetryLevel) -> dict:
-    """Return the structural counts of a run without rollbacks and failures."""
+    """Return the counts that have a closed form, of a run without rollbacks and failures."""
     per = {
         CountPer.RUN: 1,
         CountPer.CHECKPOINT: rounds + 1,
@@ -50,7 +49,7 @@ def expected_counts(rounds: int, envs: int, steps: int, level: TelemetryLevel) -
     return {
         spec.event_type: per[spec.per]
         for spec in EVENT_SPECS.values()
-        if spec.count_class is CountClass.STRUCTURAL and spec.level <= level
+        if spec.per is not None and spec.level <= level
     }
 
 
@@ -64,7 +63,7 @@ def expected_counts(rounds: int, envs: int, steps: int, level: TelemetryLevel) -
         (1, 3, 2, "debug"),
     ],
 )
-def test_structural_counts_have_a_closed_form(
+def test_counts_per_unit_have_a_closed_form(
     tmp_path: Path, rounds: int, envs: int, steps: int, level: str
 ) -> None:
     run = small_run(
@@ -75,12 +74,12 @@ def test_structural_counts_have_a_closed_form(
         telemetry={"level": level, "auto_escalate": False},
     )
 
-    structural = {
+    told = {
         event_type: count
         for event_type, count in run.counts.items()
-        if EVENT_SPECS[event_type].count_class is CountClass.STRUCTURAL
+        if EVENT_SPECS[event_type].per is not None
     }
-    assert structural == expected_counts(rounds, envs, steps, TelemetryLevel.named(level))
+    assert told == expected_counts(rounds, envs, steps, TelemetryLevel.named(level))
     assert all(EVENT_SPECS[kind].level <= TelemetryLevel.named(level) for kind in run.counts), (
         "nothing is told above the level asked for"
     )

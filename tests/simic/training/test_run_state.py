@@ -13,7 +13,7 @@ from esper.leyline.reports import BatchSummary, EpisodeRecord, EpisodeStatus
 from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.anomaly import AnomalyState
 from esper.simic.telemetry.scoreboard import Scoreboard
-from esper.simic.training.run_state import ROLLING_ROUNDS, RunState
+from esper.simic.training.run_state import HISTORY_ROUNDS, ROLLING_ROUNDS, RunState
 
 
 def episode(loss: float | None, status: EpisodeStatus = EpisodeStatus.TIMEOUT) -> EpisodeRecord:
@@ -73,6 +73,16 @@ def test_rolling_and_best_agree_with_the_whole_history(accuracies) -> None:
         assert state.final_accuracy_pct == accuracy
         assert state.rounds_completed == state.episodes_completed == index + 1
     assert len(state.history) == len(accuracies)
+
+
+def test_long_run_keeps_its_last_rounds_and_counts_all() -> None:
+    state = RunState()
+    for index in range(HISTORY_ROUNDS + 5):
+        state = state.after_round(summary(index, 1.0, state, episode(1.0)))
+
+    kept = [told.round for told in state.history]
+    assert kept == list(range(5, HISTORY_ROUNDS + 5))
+    assert (state.rounds_completed, state.duration_s) == (HISTORY_ROUNDS + 5, HISTORY_ROUNDS + 5)
 
 
 @given(st.lists(st.floats(0.0, 9.0) | st.sampled_from([math.nan, math.inf]), max_size=12))

@@ -160,13 +160,22 @@ class PPOAgent:
         normalized = reward_normalizer.normalize_round(batch.rewards, is_paid)
         return compute_gae(
             rewards=torch.where(batch.is_forfeited, batch.penalties, normalized),
-            values=self.value_normalizer.denormalize(batch.values),
-            bootstrap_values=self.value_normalizer.denormalize(batch.bootstrap_values),
+            values=self._returns_of(batch.values),
+            bootstrap_values=self._returns_of(batch.bootstrap_values),
             ends=batch.ends,
             valid=batch.valid,
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         )
+
+    def _returns_of(self, values: Tensor) -> Tensor:
+        """Return what the value head's outputs promise, as far as rewards can keep it.
+
+        In short episodes most of a return is the value that it is cut off with, and that value's
+        scale is the spread of such returns: without a bound they push each other up.
+        """
+        limit = self.config.largest_return
+        return self.value_normalizer.denormalize(values).clamp(-limit, limit)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a checkpoint keeps; loadable with weights_only.

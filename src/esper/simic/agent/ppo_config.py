@@ -7,6 +7,7 @@ import msgspec
 
 from esper.leyline.actions import HEAD_SPECS, HEADS
 from esper.leyline.config import TrainingConfig
+from esper.simic.normalizers import REWARD_CLIP
 from esper.tamiyo.network import PolicySpec
 
 __all__ = ["Coefficients", "PPOConfig", "coefficients_at", "ppo_config_from"]
@@ -58,6 +59,11 @@ class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def rows_per_minibatch(self) -> int:
         """Return how many envs' rows one optimizer step looks at."""
         return math.ceil(self.num_envs / NUM_MINIBATCHES)
+
+    @property
+    def largest_return(self) -> float:
+        """Return what a return comes to when every reward is as large as it can be."""
+        return REWARD_CLIP / (1.0 - self.gamma) if self.gamma < 1.0 else math.inf
 
 
 def ppo_config_from(

@@ -16,6 +16,8 @@ from esper.simic.telemetry.scoreboard import Scoreboard
 __all__ = ["BestEnv", "RunState", "best_env_of"]
 
 ROLLING_ROUNDS: Final = 10
+HISTORY_ROUNDS: Final = 1_000
+"""The log tells of every round; what each checkpoint carries must not grow with the run."""
 
 
 class BestEnv(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     scoreboard: Scoreboard = Scoreboard()
     escalation: Escalation = Escalation()
     history: tuple[BatchSummary, ...] = ()
+    """The last rounds, oldest first."""
+    duration_s: float = 0.0
+    """Of all rounds together."""
 
     def rolling_with(self, accuracy_pct: float | None) -> float | None:
         """Return the rolling mean after a round of this accuracy."""
@@ -64,7 +69,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             best_accuracy_pct=_best(max, self.best_accuracy_pct, accuracy),
             best_loss=_best(min, self.best_loss, loss),
             final_accuracy_pct=accuracy,
-            history=(*self.history, summary),
+            history=(*self.history, summary)[-HISTORY_ROUNDS:],
+            duration_s=self.duration_s + summary.duration_s,
         )
 
     def is_best(self, summary: BatchSummary, *, by_loss: bool) -> bool:

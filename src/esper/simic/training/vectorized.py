@@ -26,7 +26,7 @@ from esper.leyline.config import (
     RunOptions,
     TelemetryConfig,
 )
-from esper.leyline.errors import EsperError, UnreadableFileError, UsageError
+from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.jobs import Layer
 from esper.leyline.legality import ActionRules
 from esper.leyline.payloads import CheckpointLoaded, LaneStalled
@@ -136,6 +136,7 @@ class TrainingResult:
     agent: PPOAgent | None
     """None for a controller that does not learn."""
     history: tuple[BatchSummary, ...]
+    """The last 1,000 rounds at most."""
     state: RunState
     run_dir: Path
     traces_dir: Path | None
@@ -252,8 +253,9 @@ def train_ppo_vectorized(
     ready_event: threading.Event | None = None,
     shutdown_event: threading.Event | None = None,
 ) -> tuple[PPOAgent, list[BatchSummary]]:
-    """Train a policy that decides what grows, and return its agent and a summary of each round.
+    """Train a policy that decides what grows, and return its agent and summaries of its rounds.
 
+    There is a summary for each of the last 1,000 rounds; the log tells of all.
     The parameters are those of `TrainingConfig` and `RunOptions`, where each is explained; one that
     is left at its default takes the preset's, the task's or the configuration's own value.
     `n_episodes` counts rounds and `max_epochs` the steps of an episode. With `resume_path`, a
@@ -406,7 +408,7 @@ def _restored_controller(
         if isinstance(controller, PolicyController):
             stored = resumed.job.training
             controller.agent.check_fits(n_envs=stored.n_envs, num_steps=stored.max_epochs)
-    except EsperError:
+    except UsageError:
         raise
     # There is no telling what is raised about contents that somebody else wrote.
     except Exception as error:
