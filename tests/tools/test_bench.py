@@ -80,7 +80,7 @@ def test_figures_are_kept_and_reach_the_document(tmp_path: Path) -> None:
     refresh_document(document, tmp_path / "results")
     text = document.read_text()
     assert text.startswith(f"before\n{BEGIN}Measured on {stored['date']}")
-    assert "quick form, all within 1 minutes" in text
+    assert "quick form, all rows at first within 1 minutes" in text
     assert text.endswith(f"{END}after\n")
     assert "| met | 0.5 | ≤ 1 | ratio |  | on two |" in text
     assert "| short of it | 0.5 | ≥ 1 | ratio | missed |  |" in text

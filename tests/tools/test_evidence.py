@@ -44,7 +44,7 @@ TINY = evidence.Plan(
 @pytest.mark.parametrize("num_lost", [0, 1])
 def test_interrupted_training_goes_on_where_it_was(tmp_path: Path, num_lost: int) -> None:
     policy = tmp_path / "policy-1.pt"
-    assert evidence._train(KNOWN, 1, policy, TINY, tmp_path) == 0
+    assert evidence._train(KNOWN, [policy], TINY, tmp_path) == 0
     (run_dir,) = (tmp_path / "runs").iterdir()
     whole = weights_digest(policy)
     policy.unlink()
@@ -52,14 +52,14 @@ def test_interrupted_training_goes_on_where_it_was(tmp_path: Path, num_lost: int
     for checkpoint in rounds[len(rounds) - num_lost :]:
         checkpoint.unlink()
 
-    assert evidence._train(KNOWN, 1, policy, TINY, tmp_path) == 0
+    assert evidence._train(KNOWN, [policy], TINY, tmp_path) == 0
 
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run_dir.name]
     assert weights_digest(policy) == whole
 
 
 def test_training_run_of_another_seed_or_preset_is_left_alone(tmp_path: Path) -> None:
-    assert evidence._train(KNOWN, 1, tmp_path / "policy-1.pt", TINY, tmp_path) == 0
+    assert evidence._train(KNOWN, [tmp_path / "policy-1.pt"], TINY, tmp_path) == 0
 
     assert evidence._checkpoint(tmp_path / "runs", KNOWN, 1) is not None
     assert evidence._checkpoint(tmp_path / "runs", KNOWN, 2) is None

@@ -63,7 +63,7 @@ def test_figures_stand_between_the_marks_and_nothing_else_changes(
     assert text.count("prose\n") == 4
     assert "old" not in text
     assert "| ppo - wait | 0.3 (-0.7 to 1.3) |" in text
-    assert "| wait | 7 | 1.00 | - | 2.0 | 1.00 / 1.00 / 0.00 | 2 of 3 (66.7 %) |" in text
+    assert "| wait | 7 | 1.00 | - | 2.0 | 1.00 | 1.00 | 0.00 | 2 of 3 (66.7 %) |" in text
     assert "| 0000aaaa | 1 | 2 | Finished, the policy learns | 3 KL_SPIKE_DETECTED |" in text
     assert "| validation accuracy, % | 22.5 (15 to 30) | 22.5 (15 to 30) |" in text
     assert "| entropy: op | 0.8 (0.75 to 0.85) |" in text

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from esper.karn.comparison_page import estimate_text
+from esper.karn.comparison_tables import estimate_text, figure_text
 from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast, Estimate
 
 __all__ = ["Claim", "Outcome", "difference", "judge", "learned_arms", "share_kept"]
@@ -186,8 +186,8 @@ def _like_static(report: ComparisonReport | None) -> Claim:
     told = (
         f"{estimate_text(found.final_pp)} pp; {grown.train_gflops:.2f} against "
         f"{scratch.train_gflops:.2f} GFLOP, {grown.num_params_added:.0f} against "
-        f"{scratch.num_params_added:.0f} parameters, {grown.wall_s:.1f} against "
-        f"{scratch.wall_s:.1f} s"
+        f"{scratch.num_params_added:.0f} parameters, {figure_text(grown.wall_s)} against "
+        f"{figure_text(scratch.wall_s)} s"
     )
     is_near = found.final_pp.value >= -MAX_BEHIND_PP
     is_cheaper = grown.train_gflops < scratch.train_gflops

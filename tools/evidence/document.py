@@ -1,13 +1,20 @@
 """The figures of docs/evidence.md: written between its marks from the kept reports alone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from esper.karn.comparison_page import alarms_text, estimate_text
 from esper.karn.comparison_plots import titled_curves
-from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast
+from esper.karn.comparison_tables import (
+    FRONT_MARK,
+    Table,
+    costs_table,
+    differences_table,
+    scores_table,
+    training_table,
+)
+from esper.leyline.comparison import ComparisonReport
 from esper.leyline.errors import UsageError
 from esper.leyline.learning import LearningCurve
 from tools.evidence.claims import Outcome, difference, judge, learned_arms
@@ -59,7 +66,7 @@ def _claims(known: Kept | None, unknown: Kept | None) -> str:
         )
         for claim in claims
     ]
-    return _table(("", "claim", "measured", "outcome"), rows)
+    return _table(Table(("", "claim", "measured", "outcome"), rows))
 
 
 def _comparison(preset: str, kept: Kept) -> str:
@@ -74,9 +81,10 @@ def _comparison(preset: str, kept: Kept) -> str:
         (
             f"```\n{command_of(report)}\n```",
             measured,
-            _scores_table(report),
-            _costs_table(report),
-            _differences_table(report),
+            _table(scores_table(report)),
+            f"\\{FRONT_MARK} on the Pareto front of accuracy against parameters.",
+            _table(costs_table(report)),
+            _differences(report),
             *_pictures(preset, report, ("curves", "front")),
         )
     )
@@ -100,92 +108,29 @@ def command_of(report: ComparisonReport) -> str:
     texts = [f"{seeds[0]}-{seeds[-1]}"] if is_range else list(map(str, seeds))
     where = f"--task {report.task}" if report.preset is None else f"--preset {report.preset}"
     greedy = " --greedy" if report.is_greedy else ""
+    data = " --data real" if report.preset == FASHION else ""
     return (
         f"esper-train compare {where} --envs {report.num_envs} --episode-length "
-        f"{report.num_steps} --seeds {' '.join(texts)}{greedy} \\\n"
+        f"{report.num_steps} --seeds {' '.join(texts)}{greedy}{data} \\\n"
         f"  --arms {' '.join(arm.arm for arm in report.arms)}"
     )
 
 
-def _scores_table(report: ComparisonReport) -> str:
-    labels = report.labels()
-    rows = [
-        (
-            labels[arm.arm] + (" *" if arm.is_on_front else ""),
-            estimate_text(arm.final_pct),
-            estimate_text(arm.best_pct),
-            estimate_text(arm.mean_pct),
-            estimate_text(arm.total_reward),
-        )
-        for arm in report.arms
-    ]
-    table = _table(("arm", "final, %", "best, %", "mean over steps, %", "return"), rows)
-    return f"{table}\n\n\\* on the Pareto front of accuracy against parameters."
-
-
-def _costs_table(report: ComparisonReport) -> str:
-    labels = report.labels()
-    head = (
-        "arm",
-        "parameters added",
-        "GFLOP",
-        "at equal FLOP, %",
-        "wall-clock, s",
-        "germinated / fossilized / pruned",
-        "useful fossils",
-    )
-    rows = [
-        (
-            labels[arm.arm],
-            f"{arm.num_params_added:.0f}",
-            f"{arm.train_gflops:.2f}",
-            "-" if arm.equal_flops_pct is None else f"{arm.equal_flops_pct:.1f}",
-            f"{arm.wall_s:.1f}",
-            f"{arm.num_germinated:.2f} / {arm.num_fossilized:.2f} / {arm.num_pruned:.2f}",
-            _fossils(arm),
-        )
-        for arm in report.arms
-    ]
-    return _table(head, rows)
-
-
-def _fossils(arm: ArmSummary) -> str:
-    share_pct = arm.positive_fossils_pct
-    if share_pct is None:
-        return "-"
-    return f"{arm.num_fossils_positive} of {arm.num_fossils_measured} ({share_pct:.1f} %)"
-
-
-def _differences_table(report: ComparisonReport) -> str:
-    labels, learned = report.labels(), learned_arms(report)[:1]
+def _differences(report: ComparisonReport) -> str:
+    """Tell how the learned policy differs from the others; all pairs where none has learned."""
+    learned = learned_arms(report)[:1]
     found = [
         contrast
         for arm in report.arms
         if learned and (contrast := difference(report, learned[0].arm, arm.arm)) is not None
     ]
-    shown: Sequence[Contrast] = found or report.contrasts
-    rows = [
-        (
-            f"{labels[contrast.first]} - {labels[contrast.second]}",
-            estimate_text(contrast.final_pp),
-            estimate_text(contrast.mean_pp),
-            estimate_text(contrast.total_reward),
-            estimate_text(contrast.probability, 2),
-        )
-        for contrast in shown
-    ]
-    head = ("difference", "final accuracy, pp", "mean over steps, pp", "return", "P(better)")
-    return _table(head, rows)
+    return _table(differences_table(report, found or None))
 
 
 def _training(preset: str, report: ComparisonReport) -> str:
     learning = report.learning
     if learning is None:
         return "The comparison was made without naming the training runs."
-    runs = [
-        (run.run_id, str(run.seed), str(run.num_rounds), run.verdict, alarms_text(run))
-        for run in learning.runs
-    ]
     named = [
         *titled_curves(learning),
         *((curve, f"entropy: {curve.name}") for curve in learning.entropies),
@@ -196,11 +141,11 @@ def _training(preset: str, report: ComparisonReport) -> str:
     ]
     return "\n\n".join(
         (
-            _table(("training run", "seed", "rounds", "verdict of its log", "alarms raised"), runs),
+            _table(training_table(learning)),
             f"Means over the first and the last {EDGE_ROUNDS} rounds of each run, with the lowest "
-            "and the highest run; entropies are shares of the maximum, over the steps at which the "
-            "head had a choice.",
-            _table(("figure", "first rounds", "last rounds"), curves),
+            "and the highest of several runs; entropies are shares of the maximum, over the steps "
+            "at which the head had a choice.",
+            _table(Table(("figure", "first rounds", "last rounds"), curves)),
             *_pictures(preset, report, ("growth", "update", "entropy")),
         )
     )
@@ -211,7 +156,8 @@ def _edge(curve: LearningCurve, rounds: slice) -> str:
     means = [fmean(values) for values in seen if values]
     if not means:
         return "-"
-    return f"{fmean(means):.3g} ({min(means):.3g} to {max(means):.3g})"
+    spread = f" ({min(means):.3g} to {max(means):.3g})" if len(means) > 1 else ""
+    return f"{fmean(means):.3g}{spread}"
 
 
 def _pictures(preset: str, report: ComparisonReport, elements: Sequence[str]) -> list[str]:
@@ -223,6 +169,6 @@ def _pictures(preset: str, report: ComparisonReport, elements: Sequence[str]) ->
     ]
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join((*lines, *(f"| {' | '.join(row)} |" for row in rows)))
+def _table(table: Table) -> str:
+    lines = [f"| {' | '.join(table.head)} |", "|---" * len(table.head) + "|"]
+    return "\n".join((*lines, *(f"| {' | '.join(row)} |" for row in table.rows)))

@@ -7,11 +7,19 @@ from typing import Final
 import msgspec
 
 from esper.karn.comparison_plots import Plot, comparison_plots, learning_plots
+from esper.karn.comparison_tables import (
+    FRONT_MARK,
+    Table,
+    alarms_text,
+    costs_table,
+    differences_table,
+    scores_table,
+)
 from esper.karn.page import PLOTLY_NAME, asset
-from esper.leyline.comparison import ComparisonReport, Estimate
-from esper.leyline.learning import LearningReport, TrainingRun
+from esper.leyline.comparison import ComparisonReport
+from esper.leyline.learning import LearningReport
 
-__all__ = ["alarms_text", "comparison_page", "estimate_text"]
+__all__ = ["comparison_page"]
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --bg: #fff; --text: #17212b; --muted: #4b5b6a; --line: #d2dae2 }
@@ -60,21 +68,6 @@ isDark.addEventListener("change", draw);
 """
 
 
-def estimate_text(estimate: Estimate, digits: int = 1) -> str:
-    """Write a figure with its interval."""
-    value, low, high = (
-        f"{number:.{digits}f}" for number in (estimate.value, estimate.low, estimate.high)
-    )
-    return f"{value} ({low} to {high})"
-
-
-def alarms_text(run: TrainingRun) -> str:
-    """Say which alarms a training run raised, and how often."""
-    if not run.alarms:
-        return "none"
-    return ", ".join(f"{count} {name}" for name, count in run.alarms.items())
-
-
 def comparison_page(report: ComparisonReport) -> str:
     """Return a page that shows a comparison, plotly's script inside it."""
     learning = report.learning
@@ -82,12 +75,15 @@ def comparison_page(report: ComparisonReport) -> str:
     # A name that a user chose must not end the script element that carries it.
     told = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
     title = f"Who grows best on {escape(report.task)}"
+    front = f"Arms ({FRONT_MARK} on the Pareto front of accuracy against parameters)"
+    costs = "What they did and cost, means per env; wall-clock per run"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
         f"<p>{escape(_setting(report))}</p>"
-        f"{_scores_table(report)}{_costs_table(report)}{_contrasts_table(report)}"
+        f"{_table(front, scores_table(report))}{_table(costs, costs_table(report))}"
+        f"{_table('Differences', differences_table(report))}"
         "<h2>Accuracy, step by step</h2><p>Means over all envs; bands hold the middle half of the "
         'runs.</p><div class="plot" id="curves"></div>'
         "<h2>Accuracy against parameters</h2><p>Stars are on the Pareto front; bars are 95 % "
@@ -117,65 +113,6 @@ def _setting(report: ComparisonReport) -> str:
     )
 
 
-def _scores_table(report: ComparisonReport) -> str:
-    head = (
-        *("arm", "runs", "final accuracy, %", "best accuracy, %", "mean over steps, %"),
-        *("return", "useful fossils, %"),
-    )
-    labels = report.labels()
-    rows = [
-        (
-            labels[arm.arm] + (" *" if arm.is_on_front else ""),
-            str(arm.num_runs),
-            estimate_text(arm.final_pct),
-            estimate_text(arm.best_pct),
-            estimate_text(arm.mean_pct),
-            estimate_text(arm.total_reward),
-            _optional(arm.positive_fossils_pct),
-        )
-        for arm in report.arms
-    ]
-    return _table("Arms (* on the Pareto front of accuracy against parameters)", head, rows)
-
-
-def _costs_table(report: ComparisonReport) -> str:
-    head = (
-        *("arm", "parameters added", "training GFLOP", "accuracy at equal FLOP, %"),
-        *("wall-clock, s", "germinated", "fossilized", "pruned"),
-    )
-    labels = report.labels()
-    rows = [
-        (
-            labels[arm.arm],
-            f"{arm.num_params_added:.0f}",
-            f"{arm.train_gflops:.2f}",
-            _optional(arm.equal_flops_pct),
-            f"{arm.wall_s:.1f}",
-            f"{arm.num_germinated:.2f}",
-            f"{arm.num_fossilized:.2f}",
-            f"{arm.num_pruned:.2f}",
-        )
-        for arm in report.arms
-    ]
-    return _table("What they cost and did, means per env; wall-clock per run", head, rows)
-
-
-def _contrasts_table(report: ComparisonReport) -> str:
-    head = ("difference", "final accuracy, pp", "mean over steps, pp", "return", "P(better)")
-    labels = report.labels()
-    rows = [
-        (
-            f"{labels[contrast.first]} - {labels[contrast.second]}",
-            estimate_text(contrast.final_pp),
-            estimate_text(contrast.mean_pp),
-            estimate_text(contrast.total_reward),
-            estimate_text(contrast.probability, 2),
-        )
-        for contrast in report.contrasts
-    ]
-    return _table("Differences", head, rows)
-
-
 def _learning_section(learning: LearningReport, plots: Sequence[Plot]) -> str:
     head = ("run", "task", "seed", "rounds", "verdict", "why", "alarms raised")
     rows = [
@@ -194,7 +131,7 @@ def _learning_section(learning: LearningReport, plots: Sequence[Plot]) -> str:
         f"<h2>How the policies learned</h2><p>{len(rows)} training runs, round by round: each run, "
         "their mean, and the range between them. The verdict is that of each run's log as of its "
         "last event; alarms are counted over the whole run.</p>"
-        f"{_table('Training runs', head, rows, kind='words')}"
+        f"{_table('Training runs', Table(head, rows), kind='words')}"
         f"{_grid('growth', plots)}"
         "<h2>Updates of the policies</h2>"
         f"{_grid('update', plots)}"
@@ -213,16 +150,10 @@ def _grid(name: str, plots: Sequence[Plot]) -> str:
     return f'<div class="grid" id="{name}">{cells}</div>'
 
 
-def _optional(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _table(
-    caption: str, head: tuple[str, ...], rows: Sequence[Sequence[str]], kind: str = "figures"
-) -> str:
-    cells = "".join(f"<th>{escape(text)}</th>" for text in head)
+def _table(caption: str, table: Table, kind: str = "figures") -> str:
+    cells = "".join(f"<th>{escape(text)}</th>" for text in table.head)
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows
+        f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in table.rows
     )
     return (
         f'<div class="scroll"><table class="{kind}"><caption>{escape(caption)}</caption>'

@@ -1,5 +1,9 @@
 """What a comparison measures and reports: arms, their runs, and how sure the differences are."""
 
+from collections import Counter
+from os.path import commonprefix
+from pathlib import PurePath
+
 import msgspec
 
 from esper.leyline.actions import Blueprint, Style
@@ -64,8 +68,8 @@ class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
     stratum: int
     """Which of the arm's checkpoints decides; 0 where there is one or none."""
     seed: int
-    wall_s: float
-    """Volatile: it depends on the machine and on what else it does."""
+    wall_s: float | None
+    """Volatile, as it depends on the machine; None where others ran at the same time."""
     envs: tuple[EpisodeMeasure, ...]
     """Envs that broke are missing."""
     num_failed: int
@@ -101,7 +105,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_params_added: float
     """Plain means, here and below."""
     train_gflops: float
-    wall_s: float
+    wall_s: float | None
+    """Of the runs that had the machine for themselves."""
     num_germinated: float
     num_fossilized: float
     num_pruned: float
@@ -155,9 +160,20 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the policies, where their training runs were named."""
 
     def labels(self) -> dict[str, str]:
-        """Return what each arm may be called: its kind, where no other arm is of that kind."""
-        kinds = [arm.arm.partition(":")[0] for arm in self.arms]
+        """Return the shortest name of each arm that no other arm goes by as well."""
+        names = [_names_of(arm.arm) for arm in self.arms]
+        taken = Counter(name for each in names for name in set(each))
         return {
-            arm.arm: kind if kinds.count(kind) == 1 else arm.arm
-            for arm, kind in zip(self.arms, kinds, strict=True)
+            each[-1]: next(name for name in each if taken[name] == 1 or name == each[-1])
+            for each in names
         }
+
+
+def _names_of(arm: str) -> tuple[str, str, str]:
+    """Return an arm's kind, its kind with what its checkpoints' names begin with, and all of it."""
+    kind, _, paths = arm.partition(":")
+    stems = [PurePath(path).stem for path in paths.split(",")]
+    shared = commonprefix(stems)  # noqa: RUF071 - letter by letter: these are names, not paths
+    if len(stems) > 1:
+        shared = shared.rstrip("-_.0123456789")
+    return kind, f"{kind}:{shared}" if shared else arm, arm

@@ -8,12 +8,18 @@ from typing import Final
 
 import msgspec
 
-from esper.karn.comparison_page import alarms_text, comparison_page, estimate_text
-from esper.karn.learning import read_learning
-from esper.leyline.comparison import ArmRun, ArmSummary, ComparisonReport
+from esper.karn.comparison_tables import (
+    FRONT_MARK,
+    Table,
+    costs_table,
+    differences_table,
+    scores_table,
+    training_table,
+)
+from esper.leyline.comparison import ArmRun, ComparisonReport
 from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.jobs import merge_job
-from esper.leyline.learning import TrainingRun
+from esper.leyline.learning import LearningReport
 from esper.nissa.files import FileSystem, write_atomically
 from esper.scripts.cli import told_when_interrupted
 from esper.scripts.job_flags import add_job_flags, layers_from
@@ -24,12 +30,6 @@ DEFAULT_ARMS: Final = ("wait", "random", "heuristic", "periodic")
 DEFAULT_SEEDS: Final = ("1000-1004",)
 DEFAULT_DIRECTORY: Final = "./comparisons"
 STDOUT: Final = "-"
-
-_SCORE_HEAD: Final = ("arm", "final %", "best %", "mean %", "return")
-_COST_HEAD: Final = (
-    *("arm", "params", "GFLOP", "at equal FLOP %", "wall s"),
-    *("germinated", "kept", "pruned", "useful fossils"),
-)
 
 
 def add_compare_flags(parser: ArgumentParser) -> None:
@@ -91,7 +91,7 @@ def run_compare(arguments: Namespace) -> int:
         report = _compare(arguments)
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
         if arguments.html is not None:
-            _write(Path(arguments.html), comparison_page(report).encode())
+            _write(Path(arguments.html), _page(report))
         if arguments.json == STDOUT:
             print(encoded.decode(), end="")
             return ExitCode.OK
@@ -103,7 +103,7 @@ def run_compare(arguments: Namespace) -> int:
 
 def _compare(arguments: Namespace) -> ComparisonReport:
     seeds = seeds_from(arguments.seeds)
-    learning = read_learning(arguments.training_runs) if arguments.training_runs else None
+    learning = _learning(arguments.training_runs) if arguments.training_runs else None
     # Parsing is over: from here on torch may be loaded.
     from esper.runtime.tasks import all_tasks
     from esper.simic.evaluation.arms import parse_arms
@@ -121,6 +121,20 @@ def _compare(arguments: Namespace) -> ComparisonReport:
     return msgspec.structs.replace(report, learning=learning)
 
 
+def _page(report: ComparisonReport) -> bytes:
+    # Every command builds this one's parser, and none of them should wait for its page.
+    from esper.karn.comparison_page import comparison_page
+
+    return comparison_page(report).encode()
+
+
+def _learning(training_runs: Sequence[Path]) -> LearningReport:
+    # For the same reason: reading logs takes half of the view.
+    from esper.karn.learning import read_learning
+
+    return read_learning(training_runs)
+
+
 def seeds_from(texts: Sequence[str]) -> list[int]:
     """Read seeds such as `7` and ranges such as `1000-1019`, both ends included."""
     seeds: list[int] = []
@@ -133,7 +147,8 @@ def seeds_from(texts: Sequence[str]) -> list[int]:
 
 
 def _tell(run: ArmRun, was_found: bool) -> None:
-    how = "kept" if was_found else f"{run.wall_s:.1f} s"
+    alone = "" if run.wall_s is None else f", {run.wall_s:.1f} s"
+    how = "found" if was_found else f"made{alone}"
     accuracies = [env.final_pct for env in run.envs]
     mean = f"{sum(accuracies) / len(accuracies):.1f} %" if accuracies else "no env left"
     print(f"seed {run.seed}  {run.arm}  {mean}  ({how})", file=sys.stderr, flush=True)
@@ -153,56 +168,16 @@ def _print_report(report: ComparisonReport) -> None:
     for name, label in labels.items():
         if label != name:
             print(f"{label}: {name.partition(':')[2]}")
-    _print_table([_SCORE_HEAD, *(_score_row(arm, labels[arm.arm]) for arm in report.arms)])
-    print("\n* on the Pareto front of accuracy against parameters\n")
-    _print_table([_COST_HEAD, *(_cost_row(arm, labels[arm.arm]) for arm in report.arms)])
-    print()
-    contrasts = [
-        (
-            f"{labels[contrast.first]} - {labels[contrast.second]}",
-            estimate_text(contrast.final_pp),
-            estimate_text(contrast.total_reward),
-            estimate_text(contrast.probability, 2),
-        )
-        for contrast in report.contrasts
-    ]
-    _print_table([("difference", "final pp", "return", "P(better)"), *contrasts])
-    if report.learning is not None:
+    _print_table(scores_table(report))
+    print(f"\n{FRONT_MARK} on the Pareto front of accuracy against parameters")
+    others = [costs_table(report), differences_table(report)]
+    for table in (*others, *([training_table(report.learning)] if report.learning else ())):
         print()
-        head = ("training run", "seed", "rounds", "verdict", "alarms raised")
-        _print_table([head, *map(_run_row, report.learning.runs)])
+        _print_table(table)
 
 
-def _run_row(run: TrainingRun) -> tuple[str, ...]:
-    return run.run_id, str(run.seed), str(run.num_rounds), run.verdict, alarms_text(run)
-
-
-def _score_row(arm: ArmSummary, label: str) -> tuple[str, ...]:
-    return (
-        label + (" *" if arm.is_on_front else ""),
-        estimate_text(arm.final_pct),
-        estimate_text(arm.best_pct),
-        estimate_text(arm.mean_pct),
-        estimate_text(arm.total_reward),
-    )
-
-
-def _cost_row(arm: ArmSummary, label: str) -> tuple[str, ...]:
-    useful = f"{arm.num_fossils_positive} of {arm.num_fossils_measured}"
-    return (
-        label,
-        f"{arm.num_params_added:.0f}",
-        f"{arm.train_gflops:.2f}",
-        "-" if arm.equal_flops_pct is None else f"{arm.equal_flops_pct:.1f}",
-        f"{arm.wall_s:.1f}",
-        f"{arm.num_germinated:.2f}",
-        f"{arm.num_fossilized:.2f}",
-        f"{arm.num_pruned:.2f}",
-        useful if arm.num_fossils_measured else "-",
-    )
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
+def _print_table(table: Table) -> None:
+    rows = [table.head, *table.rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         first, *others = (text.ljust(width) for text, width in zip(row, widths, strict=True))

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,8 +19,9 @@ from esper.leyline.errors import (
 )
 from esper.simic.evaluation import compare as comparing
 from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
-from esper.simic.evaluation.compare import compare, summarize
+from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.evaluate import evaluate_controller
+from esper.simic.evaluation.summary import summarize
 from esper.tolaria.stopping import StopFlag
 
 SEEDS = (5, 6)
@@ -120,12 +122,98 @@ def test_interrupted_comparison_goes_on_with_what_it_has(
     )
 
     assert without_times(again) == without_times(whole)
-    assert found == [
-        ("wait", 5, True),
-        ("random", 5, True),
-        ("wait", 6, True),
-        ("random", 6, False),
-    ]
+    assert found[:2] == [("wait", 5, True), ("random", 5, True)]
+    # The others go side by side, and are told in the order in which they end.
+    assert sorted(found[2:]) == [("random", 6, False), ("wait", 6, True)]
+
+
+def test_runs_side_by_side_end_as_they_do_alone(job: Job, checkpoint: Path, tmp_path: Path) -> None:
+    arms = parse_arms([f"ppo:{checkpoint}", "static-final", "random", "periodic"])
+    run = msgspec.structs.replace(job.run, lanes=4)
+    made: dict[tuple[str, int], ArmRun] = {}
+
+    compare(
+        msgspec.structs.replace(job, run=run),
+        arms,
+        seeds=(4, *SEEDS),
+        directory=tmp_path,
+        progress=lambda run, was_found: made.update({(run.arm, run.seed): run}),
+    )
+
+    for seed in SEEDS:
+        alone: dict[str, ArmRun] = {}
+        for arm in arms:
+            model = None if arm.copies is None else alone[arm.copies.name]
+            alone[arm.name] = run_arm(job, arm, stratum=0, seed=seed, stop=StopFlag(), model=model)
+            assert made[arm.name, seed] == msgspec.structs.replace(alone[arm.name], wall_s=None)
+
+
+def test_wall_clock_is_that_of_runs_which_had_the_machine_for_themselves(
+    job: Job, tmp_path: Path
+) -> None:
+    made: dict[tuple[str, int], float | None] = {}
+
+    report = compare(
+        job,
+        parse_arms(["wait", "random"]),
+        seeds=SEEDS,
+        directory=tmp_path,
+        progress=lambda run, was_found: made.update({(run.arm, run.seed): run.wall_s}),
+    )
+
+    assert [made[arm, 6] for arm in ("wait", "random")] == [None, None]
+    assert [arm.wall_s for arm in report.arms] == [made["wait", 5], made["random", 5]]
+
+
+@pytest.mark.parametrize("is_stopped_first", [True, False])
+def test_failure_is_told_and_no_other_run_begins(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped_first: bool
+) -> None:
+    begun: list[tuple[str, int]] = []
+    both_begun = threading.Barrier(2)
+
+    def failing(job: Job, arm: Arm, *, seed: int, stop: StopFlag, **options: Any) -> ArmRun:
+        begun.append((arm.name, seed))
+        if seed == 6:
+            both_begun.wait(timeout=60)
+            if arm.name == "random":
+                # A lane that hangs is given up like this: it stops the others, then it fails.
+                if is_stopped_first:
+                    stop.set("a lane hangs")
+                raise RunFailedError("broken")
+            stop.checkpoint()
+        return run_arm(job, arm, seed=seed, stop=stop, **options)
+
+    monkeypatch.setattr(comparing, "run_arm", failing)
+    run = msgspec.structs.replace(job.run, lanes=2)
+
+    with pytest.raises(RunFailedError, match="broken"):
+        compare(
+            msgspec.structs.replace(job, run=run),
+            parse_arms(["random", "wait"]),
+            seeds=(5, 6, 7, 8, 9, 10),
+            directory=tmp_path,
+        )
+
+    # A worker may have begun its next run before the news reached the pool; not all of them have.
+    assert len(begun) < 12
+
+
+def test_time_of_a_run_that_had_company_is_taken_when_it_comes_first(
+    job: Job, tmp_path: Path
+) -> None:
+    arms = parse_arms(["wait", "random"])
+    compare(job, arms, seeds=(5, 6), directory=tmp_path)
+
+    report = compare(job, arms, seeds=(6, 5), directory=tmp_path)
+
+    assert all(arm.wall_s is not None for arm in report.arms)
+    assert {run.wall_s is None for run in read_all(tmp_path, seed=6)} == {False}
+
+
+def read_all(directory: Path, *, seed: int) -> list[ArmRun]:
+    paths = directory.glob(f"*-seed{seed}-*.json")
+    return [msgspec.json.decode(path.read_bytes(), type=ArmRun) for path in paths]
 
 
 def paths_of(arm: Arm, jobs: list[Job], directory: Path) -> set[Path]:

@@ -6,13 +6,16 @@ import pytest
 import torch
 from tests.simic.training.runs import tiny_job
 from torch import nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.comparison import Sprout
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
+from esper.simic.evaluation import topology
 from esper.simic.evaluation.topology import FlopMeter, StaticWork, plant, topology_of
+from esper.simic.training.batch_ops import loss_and_correct
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.vectorized import build_work, plan_job
@@ -122,6 +125,21 @@ def test_seed_adds_to_the_cost_and_less_so_while_it_is_isolated(work: TrainingWo
 
     assert costs[Stage.GERMINATED] == meter_of(work).per_target(())
     assert costs[Stage.GERMINATED] < costs[Stage.TRAINING] < costs[Stage.HOLDING]
+
+
+def test_counting_puts_no_hook_where_other_threads_would_run_into_it(
+    work: TrainingWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def looking(outputs: torch.Tensor, targets: torch.Tensor) -> object:
+        seen.append(len(_global_forward_pre_hooks))
+        return loss_and_correct(outputs, targets)
+
+    monkeypatch.setattr(topology, "loss_and_correct", looking)
+
+    assert meter_of(work).per_target([]) > 0
+    assert seen == [0]
 
 
 def test_alpha_changes_no_cost(work: TrainingWork) -> None:

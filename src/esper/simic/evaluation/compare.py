@@ -1,51 +1,48 @@
-"""Comparisons: arms by seeds with paired random streams, kept run by run, summed up honestly."""
+"""Comparisons: arms by seeds with paired random streams, kept run by run."""
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations, product
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from esper.leyline.comparison import (
-    ArmRun,
-    ArmSummary,
-    ComparisonReport,
-    Contrast,
-    EpisodeMeasure,
-)
+from esper.leyline.comparison import ArmRun, ComparisonReport
 from esper.leyline.config import Job
-from esper.leyline.errors import (
-    InterruptedRunError,
-    RunFailedError,
-    UnreadableFileError,
-    UsageError,
-)
+from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
 from esper.nissa.files import FileSystem, write_atomically
+from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arms import Arm, run_arm
-from esper.simic.evaluation.statistics import (
-    Scores,
-    bootstrap,
-    interquartile_mean,
-    mean_difference,
-    pareto_front,
-    probability_of_improvement,
-)
-from esper.simic.training.machine import one_thread_per_worker, warm_up_math
+from esper.simic.evaluation.summary import summarize
+from esper.simic.training.machine import num_lanes_for, one_thread_per_worker, warm_up_math
 from esper.simic.training.vectorized import load_data
+from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals
 
-__all__ = ["RunStore", "compare", "summarize"]
+__all__ = ["RunStore", "compare"]
 
-GIGA: Final = 1e9
-QUARTILES_PCT: Final = (25.0, 75.0)
 Progress = Callable[[ArmRun, bool], None]
 """Hears of every run, and whether it was found rather than made."""
+
+
+class _Wanted(NamedTuple):
+    """A run of a comparison."""
+
+    arm: Arm
+    stratum: int
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.arm.name, self.stratum, self.seed
+
+
+_Chain = Sequence[_Wanted]
+"""Runs of one seed, each of which may copy one before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +95,9 @@ def compare(
 ) -> ComparisonReport:
     """Run what is missing of every arm under every seed, and sum all of it up.
 
+    Runs of the first seed are alone on the machine and tell the wall-clock; on the CPU the others
+    go side by side, one per lane.
+
     Args:
         job: what to grow; its seed is that of the bootstrap, its rounds do not count.
         arms: who decides.
@@ -111,177 +111,113 @@ def compare(
         raise UsageError(
             f"seeds {list(seeds)}: give at least two, none negative, each once, such as 1000-1019"
         )
-    store = RunStore(directory=directory, job=job, greedy=greedy)
-    # Seed by seed, so that what an interrupted comparison has is paired.
-    wanted = [
-        (arm, stratum, seed)
-        for seed, arm in product(seeds, arms)
-        for stratum in range(arm.num_strata)
-    ]
     stop = StopFlag(shutdown_event)
-    runs: dict[tuple[str, int, int], ArmRun] = {}
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
-        dataset = load_data(job, stop)
-        for arm, stratum, seed in wanted:
-            copied = None if arm.copies is None else runs[arm.copies.name, stratum, seed]
+        bench = _Workbench(
+            job=job,
+            store=RunStore(directory=directory, job=job, greedy=greedy),
+            stop=stop,
+            dataset=load_data(job, stop),
+            progress=progress,
+        )
+        first, *others = ([*_chains(arms, seed)] for seed in seeds)
+        try:
+            bench.run_alone(first)
+            # Seed by seed, so that what an interrupted comparison has is paired.
+            rest = [chain for chains in others for chain in chains]
+            (bench.run_side_by_side if _is_on_cpu(job) else bench.run_alone)(rest)
+        except InterruptedRunError:
+            num_wanted = len(seeds) * sum(arm.num_strata for arm in arms)
+            raise InterruptedRunError(
+                f"comparison interrupted ({stop.reason}): {len(bench.runs)} of {num_wanted} runs "
+                f"are kept in {directory}; give the same command again to go on"
+            ) from None
+    return summarize(job, arms, bench.runs, greedy=greedy)
+
+
+def _chains(arms: Sequence[Arm], seed: int) -> Iterator[_Chain]:
+    """Return a seed's runs; those that copy another one follow it in the same chain."""
+    for arm in arms:
+        if arm.copies is None:
+            chain = (arm, *(other for other in arms if other.copies is arm))
+            for stratum in range(arm.num_strata):
+                yield [_Wanted(link, stratum, seed) for link in chain]
+
+
+def _is_on_cpu(job: Job) -> bool:
+    """Tell whether runs share the machine's own memory: a device of less holds one at a time."""
+    training = job.training
+    device = resolve_device(training.device)
+    envs = resolve_env_devices(training.devices, policy_device=device, n_envs=training.n_envs)
+    return {item.type for item in (device, *envs)} == {"cpu"}
+
+
+def _cause_among(waiting: Sequence[Future[None]]) -> BaseException | None:
+    """Return what failed by itself: those beside it may only have been told to stop."""
+    errors = (done.exception() for done in waiting if done.done() and not done.cancelled())
+    return next(
+        (error for error in errors if error and not isinstance(error, InterruptedRunError)), None
+    )
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Workbench:
+    """Finds runs or makes them."""
+
+    job: Job
+    store: RunStore
+    stop: StopFlag
+    dataset: TensorDataset
+    progress: Progress | None
+    runs: dict[tuple[str, int, int], ArmRun] = field(default_factory=dict)
+    _telling: threading.Lock = field(default_factory=threading.Lock)
+
+    def run_alone(self, chains: Sequence[_Chain]) -> None:
+        """Make runs one after another, each on all lanes."""
+        for chain in chains:
+            self._follow(chain, is_alone=True)
+
+    def run_side_by_side(self, chains: Sequence[_Chain]) -> None:
+        """Make as many runs at a time as there are lanes; after a failure none is begun."""
+        num_workers = num_lanes_for(self.job.run.lanes, len(chains))
+        with ThreadPoolExecutor(num_workers, thread_name_prefix="esper-run") as pool:
+            waiting = [pool.submit(self._follow, chain, is_alone=False) for chain in chains]
             try:
-                stop.checkpoint()
-                kept = store.read(arm, stratum, seed)
-                run = kept or run_arm(
-                    job,
-                    arm,
-                    stratum=stratum,
-                    seed=seed,
-                    stop=stop,
-                    greedy=greedy,
-                    model=copied,
-                    dataset=dataset,
-                )
-            except InterruptedRunError:
-                raise InterruptedRunError(
-                    f"comparison interrupted ({stop.reason}): {len(runs)} of {len(wanted)} runs "
-                    f"are kept in {directory}; give the same command again to go on"
-                ) from None
+                for done in as_completed(waiting):
+                    done.result()
+            except BaseException as error:
+                pool.shutdown(cancel_futures=True)
+                raise _cause_among(waiting) or error from None
+
+    def _follow(self, chain: _Chain, *, is_alone: bool) -> None:
+        for wanted in chain:
+            self.stop.checkpoint()
+            kept = self.store.read(*wanted)
+            if kept is not None and kept.wall_s is None and is_alone:
+                kept = None  # its time has not been taken yet
+            run = kept or self._make(wanted, is_alone=is_alone)
             if kept is None:
-                store.write(run, arm)
-            if progress is not None:
-                progress(run, kept is not None)
-            runs[arm.name, stratum, seed] = run
-    return summarize(job, arms, runs, greedy=greedy)
+                self.store.write(run, wanted.arm)
+            self.runs[wanted.key] = run
+            with self._telling:
+                if self.progress is not None:
+                    self.progress(run, kept is not None)
 
-
-def summarize(
-    job: Job,
-    arms: Sequence[Arm],
-    runs: Mapping[tuple[str, int, int], ArmRun],
-    *,
-    greedy: bool = False,
-) -> ComparisonReport:
-    """Sum up runs, keyed by arm, stratum and seed; seeds that lost a whole run are left out."""
-    seeds = sorted({seed for _, _, seed in runs})
-    kept = [seed for seed in seeds if all(run.envs for key, run in runs.items() if key[2] == seed)]
-    if len(kept) < 2:
-        raise RunFailedError(f"only {len(kept)} of {len(seeds)} seeds have an env left in each arm")
-    strata = {
-        arm.name: [[runs[arm.name, stratum, seed] for seed in kept] for stratum in range(n)]
-        for arm in arms
-        if (n := arm.num_strata)
-    }
-    summaries = [_summary(arm, strata, job.training.seed) for arm in arms]
-    front = pareto_front(
-        [summary.final_pct.value for summary in summaries],
-        [summary.num_params_added for summary in summaries],
-    )
-    return ComparisonReport(
-        task=job.training.task,
-        preset=job.training.preset,
-        seeds=tuple(kept),
-        num_steps=job.training.max_epochs,
-        num_envs=job.training.n_envs,
-        is_greedy=greedy,
-        arms=tuple(
-            msgspec.structs.replace(summary, is_on_front=is_on_front)
-            for summary, is_on_front in zip(summaries, front, strict=True)
-        ),
-        contrasts=tuple(
-            _contrast(first.name, second.name, strata, job.training.seed)
-            for first, second in combinations(arms, 2)
-        ),
-    )
-
-
-_Strata = Mapping[str, Sequence[Sequence[ArmRun]]]
-"""Runs by arm, stratum and seed."""
-
-
-def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
-    mine = strata[arm.name]
-    runs = [run for stratum in mine for run in stratum]
-    envs = [env for run in runs for env in run.envs]
-    iqm = {
-        name: bootstrap([_means(stratum, name) for stratum in mine], interquartile_mean, seed=seed)
-        for name in ("final_pct", "best_pct", "mean_pct", "total_reward")
-    }
-    curves = [np.mean([env.curve_pct for env in run.envs], axis=0) for run in runs]
-    low, high = np.percentile(curves, QUARTILES_PCT, axis=0).tolist()
-    return ArmSummary(
-        arm=arm.name,
-        num_policies=arm.num_strata if arm.follows_policy else 0,
-        num_runs=len(runs),
-        num_envs=len(envs),
-        num_failed=sum(run.num_failed for run in runs),
-        **iqm,
-        num_params_added=_mean(envs, "num_params_added"),
-        train_gflops=_mean(envs, "train_flops") / GIGA,
-        wall_s=float(np.mean([run.wall_s for run in runs])),
-        num_germinated=_mean(envs, "num_germinated"),
-        num_fossilized=_mean(envs, "num_fossilized"),
-        num_pruned=_mean(envs, "num_pruned"),
-        num_fossils_measured=sum(env.num_fossils_measured for env in envs),
-        num_fossils_positive=sum(env.num_fossils_positive for env in envs),
-        equal_flops_pct=_equal_flops_pct(mine, strata[arm.copies.name]) if arm.copies else None,
-        is_on_front=False,
-        curve_pct=tuple(np.mean([env.curve_pct for env in envs], axis=0).tolist()),
-        curve_low_pct=tuple(low),
-        curve_high_pct=tuple(high),
-    )
-
-
-def _contrast(first: str, second: str, strata: _Strata, seed: int) -> Contrast:
-    return Contrast(
-        first=first,
-        second=second,
-        final_pp=bootstrap(_pairs(first, second, strata, "final_pct"), mean_difference, seed=seed),
-        mean_pp=bootstrap(_pairs(first, second, strata, "mean_pct"), mean_difference, seed=seed),
-        total_reward=bootstrap(
-            _pairs(first, second, strata, "total_reward"), mean_difference, seed=seed
-        ),
-        probability=bootstrap(
-            _pairs(first, second, strata, "final_pct"), probability_of_improvement, seed=seed
-        ),
-    )
-
-
-def _pairs(first: str, second: str, strata: _Strata, name: str) -> list[Scores]:
-    """Put runs of the same seed side by side; an arm with one stratum meets each of the other's."""
-    left, right = strata[first], strata[second]
-    return [
-        np.stack([_means(left[k % len(left)], name), _means(right[k % len(right)], name)], axis=1)
-        for k in range(max(len(left), len(right)))
-    ]
-
-
-def _means(runs: Sequence[ArmRun], name: str) -> Scores:
-    """Return each run's mean over its envs: envs of a run share its data order."""
-    return np.array([_mean(run.envs, name) for run in runs])
-
-
-def _mean(envs: Sequence[EpisodeMeasure], name: str) -> float:
-    return float(np.mean([getattr(env, name) for env in envs]))
-
-
-def _equal_flops_pct(
-    static: Sequence[Sequence[ArmRun]], grown: Sequence[Sequence[ArmRun]]
-) -> float | None:
-    """Read the static curves at the step by which they have cost what growing did."""
-    budgets = {
-        (stratum, run.seed, env.env_id): env.train_flops
-        for stratum, runs in enumerate(grown)
-        for run in runs
-        for env in run.envs
-    }
-    found = [
-        _accuracy_at(env, budgets[stratum, run.seed, env.env_id])
-        for stratum, runs in enumerate(static)
-        for run in runs
-        for env in run.envs
-        if (stratum, run.seed, env.env_id) in budgets
-    ]
-    return float(np.mean(found)) if found else None
-
-
-def _accuracy_at(env: EpisodeMeasure, flops: int) -> float:
-    num_steps = len(env.curve_pct)
-    affordable = flops * num_steps // max(env.train_flops, 1)
-    return env.curve_pct[min(max(affordable, 1), num_steps) - 1]
+    def _make(self, wanted: _Wanted, *, is_alone: bool) -> ArmRun:
+        model = wanted.arm.copies
+        lanes = self.job.run.lanes if is_alone else 1
+        run = run_arm(
+            msgspec.structs.replace(
+                self.job, run=msgspec.structs.replace(self.job.run, lanes=lanes)
+            ),
+            wanted.arm,
+            stratum=wanted.stratum,
+            seed=wanted.seed,
+            stop=self.stop,
+            greedy=self.store.greedy,
+            model=None if model is None else self.runs[wanted._replace(arm=model).key],
+            dataset=self.dataset,
+        )
+        # What others left of the machine tells nothing about the run.
+        return run if is_alone else msgspec.structs.replace(run, wall_s=None)

@@ -1,7 +1,9 @@
 """Topologies: what a network is made of, what training it costs, how it is built at once."""
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 import torch
@@ -21,6 +23,9 @@ from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
 
 __all__ = ["FlopMeter", "StaticWork", "plant", "topology_of"]
+
+_COUNTING: Final = threading.Lock()
+"""A counter is entered for the whole process in some respects, so one at a time is."""
 
 
 def topology_of(reports: Iterable[SeedReport]) -> tuple[Sprout, ...]:
@@ -101,10 +106,25 @@ class FlopMeter:
         for sprout, stage in key:
             plant(model, sprout, stage, torch.Generator().manual_seed(0))
         counter = FlopCounterMode(display=False)
-        with counter:
+        counter.mod_tracker = _NoModules()  # type: ignore[assignment]
+        with _COUNTING, counter:
             loss, _ = loss_and_correct(model(self.sample.inputs), self.sample.targets)
             loss.backward()  # type: ignore[no-untyped-call]
         return counter.get_total_flops() / self.sample.targets.numel()
+
+
+class _NoModules:
+    """Counts for no module in particular.
+
+    The tracker that it replaces has hooks in every module of the process: envs that train on other
+    threads would run into them.
+    """
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def _sprout(report: SeedReport) -> Sprout:

@@ -1,0 +1,124 @@
+"""The tables of a comparison as cells, for whoever shows them: console, page, document."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast, Estimate
+from esper.leyline.learning import LearningReport, TrainingRun
+
+__all__ = [
+    "FRONT_MARK",
+    "Table",
+    "alarms_text",
+    "costs_table",
+    "differences_table",
+    "estimate_text",
+    "figure_text",
+    "scores_table",
+    "training_table",
+]
+
+FRONT_MARK = "*"
+"""Behind arms on the Pareto front of accuracy against parameters."""
+
+
+class Table(NamedTuple):
+    """A head and rows of as many cells."""
+
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def scores_table(report: ComparisonReport) -> Table:
+    """Tell how well each arm did."""
+    labels = report.labels()
+    rows = [
+        (
+            f"{labels[arm.arm]} {FRONT_MARK}" if arm.is_on_front else labels[arm.arm],
+            estimate_text(arm.final_pct),
+            estimate_text(arm.best_pct),
+            estimate_text(arm.mean_pct),
+            estimate_text(arm.total_reward),
+        )
+        for arm in report.arms
+    ]
+    return Table(("arm", "final, %", "best, %", "mean over steps, %", "return"), rows)
+
+
+def costs_table(report: ComparisonReport) -> Table:
+    """Tell what each arm did and cost, per env; wall-clock per run."""
+    head = (
+        *("arm", "parameters", "GFLOP", "at equal FLOP, %", "wall, s"),
+        *("germinated", "kept", "pruned", "useful fossils"),
+    )
+    labels = report.labels()
+    rows = [
+        (
+            labels[arm.arm],
+            f"{arm.num_params_added:.0f}",
+            f"{arm.train_gflops:.2f}",
+            figure_text(arm.equal_flops_pct),
+            figure_text(arm.wall_s),
+            f"{arm.num_germinated:.2f}",
+            f"{arm.num_fossilized:.2f}",
+            f"{arm.num_pruned:.2f}",
+            _fossils(arm),
+        )
+        for arm in report.arms
+    ]
+    return Table(head, rows)
+
+
+def differences_table(
+    report: ComparisonReport, contrasts: Sequence[Contrast] | None = None
+) -> Table:
+    """Tell by how much arms differ; all of the report's pairs if none are named."""
+    labels = report.labels()
+    rows = [
+        (
+            f"{labels[contrast.first]} - {labels[contrast.second]}",
+            estimate_text(contrast.final_pp),
+            estimate_text(contrast.mean_pp),
+            estimate_text(contrast.total_reward),
+            estimate_text(contrast.probability, 2),
+        )
+        for contrast in (report.contrasts if contrasts is None else contrasts)
+    ]
+    head = ("difference", "final accuracy, pp", "mean over steps, pp", "return", "P(better)")
+    return Table(head, rows)
+
+
+def training_table(learning: LearningReport) -> Table:
+    """Tell how the training runs of the policies ended."""
+    rows = [
+        (run.run_id, str(run.seed), str(run.num_rounds), run.verdict, alarms_text(run))
+        for run in learning.runs
+    ]
+    return Table(("training run", "seed", "rounds", "verdict of its log", "alarms raised"), rows)
+
+
+def estimate_text(estimate: Estimate, digits: int = 1) -> str:
+    """Write a figure with its interval."""
+    value, low, high = (
+        f"{number:.{digits}f}" for number in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} ({low} to {high})"
+
+
+def figure_text(value: float | None) -> str:
+    """Write a figure that may not have been measured."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def alarms_text(run: TrainingRun) -> str:
+    """Say which alarms a training run raised, and how often."""
+    if not run.alarms:
+        return "none"
+    return ", ".join(f"{count} {name}" for name, count in run.alarms.items())
+
+
+def _fossils(arm: ArmSummary) -> str:
+    if arm.positive_fossils_pct is None:
+        return "-"
+    share = f"{arm.positive_fossils_pct:.1f} %"
+    return f"{arm.num_fossils_positive} of {arm.num_fossils_measured} ({share})"

@@ -1,0 +1,169 @@
+"""What runs of a comparison come to: interquartile means, intervals, differences, the front."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from esper.leyline.comparison import (
+    ArmRun,
+    ArmSummary,
+    ComparisonReport,
+    Contrast,
+    EpisodeMeasure,
+)
+from esper.leyline.config import Job
+from esper.leyline.errors import RunFailedError
+from esper.simic.evaluation.arms import Arm
+from esper.simic.evaluation.statistics import (
+    Scores,
+    bootstrap,
+    interquartile_mean,
+    mean_difference,
+    pareto_front,
+    probability_of_improvement,
+)
+
+__all__ = ["summarize"]
+
+GIGA: Final = 1e9
+QUARTILES_PCT: Final = (25.0, 75.0)
+
+
+def summarize(
+    job: Job,
+    arms: Sequence[Arm],
+    runs: Mapping[tuple[str, int, int], ArmRun],
+    *,
+    greedy: bool = False,
+) -> ComparisonReport:
+    """Sum up runs, keyed by arm, stratum and seed; seeds that lost a whole run are left out."""
+    seeds = sorted({seed for _, _, seed in runs})
+    kept = [seed for seed in seeds if all(run.envs for key, run in runs.items() if key[2] == seed)]
+    if len(kept) < 2:
+        raise RunFailedError(f"only {len(kept)} of {len(seeds)} seeds have an env left in each arm")
+    strata = {
+        arm.name: [[runs[arm.name, stratum, seed] for seed in kept] for stratum in range(n)]
+        for arm in arms
+        if (n := arm.num_strata)
+    }
+    summaries = [_summary(arm, strata, job.training.seed) for arm in arms]
+    front = pareto_front(
+        [summary.final_pct.value for summary in summaries],
+        [summary.num_params_added for summary in summaries],
+    )
+    return ComparisonReport(
+        task=job.training.task,
+        preset=job.training.preset,
+        seeds=tuple(kept),
+        num_steps=job.training.max_epochs,
+        num_envs=job.training.n_envs,
+        is_greedy=greedy,
+        arms=tuple(
+            msgspec.structs.replace(summary, is_on_front=is_on_front)
+            for summary, is_on_front in zip(summaries, front, strict=True)
+        ),
+        contrasts=tuple(
+            _contrast(first.name, second.name, strata, job.training.seed)
+            for first, second in combinations(arms, 2)
+        ),
+    )
+
+
+_Strata = Mapping[str, Sequence[Sequence[ArmRun]]]
+"""Runs by arm, stratum and seed."""
+
+
+def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
+    mine = strata[arm.name]
+    runs = [run for stratum in mine for run in stratum]
+    envs = [env for run in runs for env in run.envs]
+    iqm = {
+        name: bootstrap([_means(stratum, name) for stratum in mine], interquartile_mean, seed=seed)
+        for name in ("final_pct", "best_pct", "mean_pct", "total_reward")
+    }
+    curves = [np.mean([env.curve_pct for env in run.envs], axis=0) for run in runs]
+    alone_s = [run.wall_s for run in runs if run.wall_s is not None]
+    low, high = np.percentile(curves, QUARTILES_PCT, axis=0).tolist()
+    return ArmSummary(
+        arm=arm.name,
+        num_policies=arm.num_strata if arm.follows_policy else 0,
+        num_runs=len(runs),
+        num_envs=len(envs),
+        num_failed=sum(run.num_failed for run in runs),
+        **iqm,
+        num_params_added=_mean(envs, "num_params_added"),
+        train_gflops=_mean(envs, "train_flops") / GIGA,
+        wall_s=float(np.mean(alone_s)) if alone_s else None,
+        num_germinated=_mean(envs, "num_germinated"),
+        num_fossilized=_mean(envs, "num_fossilized"),
+        num_pruned=_mean(envs, "num_pruned"),
+        num_fossils_measured=sum(env.num_fossils_measured for env in envs),
+        num_fossils_positive=sum(env.num_fossils_positive for env in envs),
+        equal_flops_pct=_equal_flops_pct(mine, strata[arm.copies.name]) if arm.copies else None,
+        is_on_front=False,
+        curve_pct=tuple(np.mean([env.curve_pct for env in envs], axis=0).tolist()),
+        curve_low_pct=tuple(low),
+        curve_high_pct=tuple(high),
+    )
+
+
+def _contrast(first: str, second: str, strata: _Strata, seed: int) -> Contrast:
+    return Contrast(
+        first=first,
+        second=second,
+        final_pp=bootstrap(_pairs(first, second, strata, "final_pct"), mean_difference, seed=seed),
+        mean_pp=bootstrap(_pairs(first, second, strata, "mean_pct"), mean_difference, seed=seed),
+        total_reward=bootstrap(
+            _pairs(first, second, strata, "total_reward"), mean_difference, seed=seed
+        ),
+        probability=bootstrap(
+            _pairs(first, second, strata, "final_pct"), probability_of_improvement, seed=seed
+        ),
+    )
+
+
+def _pairs(first: str, second: str, strata: _Strata, name: str) -> list[Scores]:
+    """Put runs of the same seed side by side; an arm with one stratum meets each of the other's."""
+    left, right = strata[first], strata[second]
+    return [
+        np.stack([_means(left[k % len(left)], name), _means(right[k % len(right)], name)], axis=1)
+        for k in range(max(len(left), len(right)))
+    ]
+
+
+def _means(runs: Sequence[ArmRun], name: str) -> Scores:
+    """Return each run's mean over its envs: envs of a run share its data order."""
+    return np.array([_mean(run.envs, name) for run in runs])
+
+
+def _mean(envs: Sequence[EpisodeMeasure], name: str) -> float:
+    return float(np.mean([getattr(env, name) for env in envs]))
+
+
+def _equal_flops_pct(
+    static: Sequence[Sequence[ArmRun]], grown: Sequence[Sequence[ArmRun]]
+) -> float | None:
+    """Read the static curves at the step by which they have cost what growing did."""
+    budgets = {
+        (stratum, run.seed, env.env_id): env.train_flops
+        for stratum, runs in enumerate(grown)
+        for run in runs
+        for env in run.envs
+    }
+    found = [
+        _accuracy_at(env, budgets[stratum, run.seed, env.env_id])
+        for stratum, runs in enumerate(static)
+        for run in runs
+        for env in run.envs
+        if (stratum, run.seed, env.env_id) in budgets
+    ]
+    return float(np.mean(found)) if found else None
+
+
+def _accuracy_at(env: EpisodeMeasure, flops: int) -> float:
+    num_steps = len(env.curve_pct)
+    affordable = flops * num_steps // max(env.train_flops, 1)
+    return env.curve_pct[min(max(affordable, 1), num_steps) - 1]
