@@ -239,6 +239,46 @@ def test_rules_find_what_they_look_for(browser: Browser, server: str) -> None:
     assert set(found) == {"lowContrast", "unlabelled", "structure", "clipped", "overlapping"}
 
 
+def test_no_round_or_step_is_marked_twice_on_its_axis(browser: Browser, run_dir: Path) -> None:
+    with dashboard(run_dir) as server, watched_page(browser, server.address) as watched:
+        wait_for_charts(watched.page)
+        for name in ("accuracy", "reward", "steps"):
+            marks = watched.page.locator(f"#chart-{name} .xtick text").all_text_contents()
+            assert len(marks) == len(set(marks)) > 0, (name, marks)
+
+
+def test_rounds_and_steps_are_counted_from_one_everywhere(browser: Browser, server: str) -> None:
+    with watched_page(browser, server) as watched:
+        wait_for_charts(watched.page)
+        told = {
+            name: watched.page.locator(f"#chart-{name}").get_attribute("aria-label")
+            for name in ("accuracy", "steps", "actions", "policy")
+        }
+        rounds = watched.page.locator("#seed-round option").all_text_contents()
+        watched.page.wait_for_selector("#log .where:not(:empty)")
+        places = watched.page.locator("#log .where").all_text_contents()
+        watched.page.keyboard.press("j")
+        watched.page.keyboard.press("Enter")
+        watched.page.wait_for_selector("#lanes svg text")
+        watched.page.wait_for_selector("#chart-env .xtick text", state="attached")
+        lanes = watched.page.locator("#lanes svg text").all_text_contents()
+        charts = ("accuracy", "reward", "steps", "seeds", "env")
+        marks = {
+            name: watched.page.locator(f"#chart-{name} .xtick text").all_text_contents()
+            for name in charts
+        }
+
+    assert re.search(r"in round 4, ", told["accuracy"] or "")
+    assert re.search(r"in step 16, ", told["steps"] or "")
+    assert re.search(r"of round 4( now)?:", told["actions"] or "")
+    assert re.search(r"in round 4:", told["policy"] or "")
+    assert rounds == ["newest", "4", "3", "2", "1"]
+    numbers = {number for place in places for number in re.findall(r"[rs](\d+)", place)}
+    assert numbers
+    assert "0" not in {*numbers, *lanes}
+    assert not [name for name, texts in marks.items() if "0" in texts or not texts], marks
+
+
 def test_report_opens_from_disk_without_a_server(browser: Browser, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", STORY.lines())
     output = tmp_path / "report.html"

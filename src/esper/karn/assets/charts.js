@@ -1,6 +1,6 @@
 // Charts, drawn by the plotly.js of the installed package. Each one also says in words what it shows.
 
-import { STAGES, byId, compact, isMissing, number, signed, stageColor } from "esper/format";
+import { STAGES, byId, compact, isMissing, nth, number, signed, stageColor } from "esper/format";
 
 const OPS = ["WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE"];
 const OP_LOOKS = {
@@ -60,9 +60,17 @@ function lineMode(count) {
   return count < 40 ? "lines+markers" : "lines";
 }
 
+// Rounds and steps are whole and begin with one: over a short range plotly would mark halves, and
+// before the first it would mark a zero. Where there is none yet, there is nothing to mark.
+function counting(xs) {
+  if (!xs.length) return { showticklabels: false };
+  const [first, last] = [xs[0], xs.at(-1)];
+  return { tickformat: "d", range: [first - 0.5, last + 0.5], ...(last - first < 6 ? { dtick: 1 } : {}) };
+}
+
 function series(id, rows, x, names, { color, fill, unit, axisTitle, subject }) {
   const colors = theme();
-  const xs = rows.map((row) => row[x]);
+  const xs = rows.map((row) => nth(row[x]));
   const mean = rows.map((row) => row[names.mean]);
   const traces = [
     ...band(xs, rows.map((row) => row[names.low]), rows.map((row) => row[names.high]), colors[fill]),
@@ -73,9 +81,9 @@ function series(id, rows, x, names, { color, fill, unit, axisTitle, subject }) {
   }
   const last = rows.findLast((row) => !isMissing(row[names.mean]));
   const words = last
-    ? `${subject}: ${number(last[names.mean])}${unit} in ${x} ${last[x]}, from ${number(last[names.low])} to ${number(last[names.high])} over envs`
+    ? `${subject}: ${number(last[names.mean])}${unit} in ${x} ${nth(last[x])}, from ${number(last[names.low])} to ${number(last[names.high])} over envs`
     : `${subject}: nothing measured yet`;
-  draw(id, traces, layout(colors, { xaxis: { title: { text: x }, rangemode: "tozero", tickformat: "d" }, yaxis: { title: { text: axisTitle } } }), words);
+  draw(id, traces, layout(colors, { xaxis: { title: { text: x }, ...counting(xs) }, yaxis: { title: { text: axisTitle } } }), words);
 }
 
 // What happened in a round, for those who hover over it; steps have none of it.
@@ -99,9 +107,9 @@ export function drawSteps(rows) {
 }
 
 export function drawActions(rows, live, liveRound) {
-  const mixes = rows.filter((row) => row.actions).map((row) => [String(row.round), row.actions]);
-  if (live && Object.keys(live.counts).length && !mixes.some(([round]) => round === String(liveRound))) {
-    mixes.push([`${liveRound ?? ""} now`, live]);
+  const mixes = rows.filter((row) => row.actions).map((row) => [String(nth(row.round)), row.actions]);
+  if (live && Object.keys(live.counts).length && !mixes.some(([round]) => round === String(nth(liveRound)))) {
+    mixes.push([`${nth(liveRound)} now`, live]);
   }
   const shown = mixes.slice(-40);
   const totals = shown.map(([, mix]) => Object.values(mix.counts).reduce((sum, count) => sum + count, 0) || 1);
@@ -128,12 +136,12 @@ const POLICY = [["kl_divergence", "KL"], ["clip_fraction", "clip fraction"], ["v
 export function drawPolicy(rows, thresholds) {
   const updates = rows.filter((row) => row.policy);
   const colors = theme();
-  const x = updates.map((row) => row.round);
+  const x = updates.map((row) => nth(row.round));
   const look = { grid: { rows: 2, columns: 2, pattern: "independent", ygap: 0.55, xgap: 0.22 }, annotations: [], shapes: [], margin: { l: 40, r: 8, t: 22, b: 24 }, hovermode: "closest" };
   const traces = POLICY.map(([name, label], index) => {
     const suffix = index ? String(index + 1) : "";
     const watch = thresholds?.[name]?.watch;
-    look[`xaxis${suffix}`] = { tickformat: "d", nticks: 5, tickfont: { size: 10 } };
+    look[`xaxis${suffix}`] = { ...counting(x), nticks: 5, tickfont: { size: 10 } };
     look[`yaxis${suffix}`] = { rangemode: "tozero", nticks: 4, tickfont: { size: 10 } };
     look.annotations.push({ text: label, showarrow: false, xref: `x${suffix} domain`, yref: `y${suffix} domain`, x: 0, y: 1.32, xanchor: "left", font: { size: 11, color: colors.text } });
     if (!isMissing(watch)) {
@@ -142,7 +150,7 @@ export function drawPolicy(rows, thresholds) {
     return { x, y: updates.map((row) => row.policy[name]), xaxis: `x${suffix}`, yaxis: `y${suffix}`, type: "scatter", mode: lineMode(x.length), marker: { size: 4 }, line: { color: colors.accent, width: 1.5 }, hovertemplate: `${label} %{y:.4g}, round %{x}<extra></extra>` };
   });
   const last = updates.at(-1);
-  const words = last ? `Policy health in round ${last.round}: ` + POLICY.map(([name, label]) => `${label} ${compact(last.policy[name])}`).join(", ") : "No policy update yet";
+  const words = last ? `Policy health in round ${nth(last.round)}: ` + POLICY.map(([name, label]) => `${label} ${compact(last.policy[name])}`).join(", ") : "No policy update yet";
   draw("chart-policy", traces, layout(colors, look), words);
 }
 
@@ -159,9 +167,9 @@ export function drawSeeds(seeds, numSteps) {
       const width = Math.max(end - first, stage === "PRUNED" ? 0.35 : 0.15);
       rows.y.push(labels[index]);
       rows.x.push(width);
-      rows.base.push(first);
+      rows.base.push(first + 0.5); // step n stands around n, as in the other charts
       rows.text.push(width >= 2 ? STAGES[stage] : "");
-      rows.custom.push([first, end, isMissing(seed.contribution_pp) ? "worth not measured" : `worth ${signed(seed.contribution_pp)} pp, ${compact(seed.num_params)} parameters`, seed.fate + (seed.reason ? `, ${plain(seed.reason)}` : "")]);
+      rows.custom.push([nth(first), Math.max(end, nth(first)), isMissing(seed.contribution_pp) ? "worth not measured" : `worth ${signed(seed.contribution_pp)} pp, ${compact(seed.num_params)} parameters`, seed.fate + (seed.reason ? `, ${plain(seed.reason)}` : "")]);
     });
   });
   const colors = theme();
@@ -177,7 +185,7 @@ export function drawSeeds(seeds, numSteps) {
   byId("chart-seeds").style.height = `${Math.max(90, 50 + 19 * shown.length)}px`;
   draw("chart-seeds", traces, layout(colors, {
     barmode: "overlay", bargap: 0.2, hovermode: "closest", margin: { l: 10, r: 10, t: 4, b: 34 },
-    xaxis: { title: { text: "step" }, range: [0, numSteps || 1], tickformat: "d" },
+    xaxis: { title: { text: "step" }, ...counting([1, numSteps || 1]) },
     yaxis: { type: "category", categoryorder: "array", categoryarray: [...labels].reverse(), tickfont: { size: 11 }, automargin: true, tickmode: "array", tickvals: labels, ticktext: labels },
   }), words);
 }
@@ -190,14 +198,15 @@ function plain(text) {
 export function drawEnv(detail) {
   const colors = theme();
   const last = detail.accuracies_pct.at(-1);
+  const steps = detail.steps.map(nth);
   draw("chart-env", [
-    { x: detail.steps, y: detail.rewards, type: "bar", name: "reward", yaxis: "y2", marker: { color: colors.second, opacity: 0.55 }, hovertemplate: "reward %{y:.2f}" },
-    { x: detail.steps, y: detail.accuracies_pct, type: "scatter", mode: lineMode(detail.steps.length), name: "accuracy", line: { color: colors.accent, width: 2 }, marker: { size: 4 }, hovertemplate: "%{y:.2f} %" },
+    { x: steps, y: detail.rewards, type: "bar", name: "reward", yaxis: "y2", marker: { color: colors.second, opacity: 0.55 }, hovertemplate: "reward %{y:.2f}" },
+    { x: steps, y: detail.accuracies_pct, type: "scatter", mode: lineMode(steps.length), name: "accuracy", line: { color: colors.accent, width: 2 }, marker: { size: 4 }, hovertemplate: "%{y:.2f} %" },
   ], layout(colors, {
     showlegend: true, legend: { orientation: "h", y: 1.16, x: 0, bgcolor: "rgba(0,0,0,0)" }, margin: { l: 46, r: 46, t: 22, b: 36 },
-    xaxis: { title: { text: "step" }, tickformat: "d" }, yaxis: { title: { text: "accuracy, %" } },
+    xaxis: { title: { text: "step" }, ...counting(steps) }, yaxis: { title: { text: "accuracy, %" } },
     yaxis2: { title: { text: "reward" }, overlaying: "y", side: "right", showgrid: false, tickmode: "auto", nticks: 5 },
-  }), isMissing(last) ? "No accuracy measured yet" : `Accuracy ${number(last)} % in step ${detail.steps.at(-1)}`);
+  }), isMissing(last) ? "No accuracy measured yet" : `Accuracy ${number(last)} % in step ${steps.at(-1)}`);
 }
 
 export function drawWaterfall(components) {

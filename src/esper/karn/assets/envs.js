@@ -2,7 +2,7 @@
 
 import { drawEnv, drawWaterfall, drawWorth } from "esper/charts";
 import {
-  MISSING, STAGES, byId, compact, el, facts, isMissing, number, signOf, signed, sparkline, stageColor, svg, table,
+  MISSING, STAGES, byId, compact, el, facts, isMissing, nth, number, signOf, signed, sparkline, stageColor, svg, table,
 } from "esper/format";
 
 const MANY = 16;
@@ -147,7 +147,7 @@ function slotChip(slot) {
 function showFacts(env) {
   const level = STATUS[env.status] ?? "unknown";
   const rows = [
-    ["Status", signOf(level, env.status)], ["Step", isMissing(env.step) ? MISSING : String(env.step + 1)],
+    ["Status", signOf(level, env.status)], ["Step", String(nth(env.step))],
     ["Accuracy", number(env.accuracy_pct, 2, " %")], ["Best", number(env.best_accuracy_pct, 2, " %")], ["Loss", compact(env.loss)],
     ["Reward", isMissing(env.total_reward) ? MISSING : signed(env.total_reward)],
     ["Seeds", `${env.num_germinated} tried, ${env.num_fossilized} kept, ${env.num_pruned} pruned`],
@@ -161,7 +161,7 @@ function showFacts(env) {
 
 function showCoalitions(detail) {
   const alone = isMissing(detail.committed_accuracy_pct) ? "" : `, fossils alone ${number(detail.committed_accuracy_pct)} %`;
-  const note = detail.unavailable_reason ? `not measured: ${detail.unavailable_reason}` : isMissing(detail.coalitions_step) ? "none measured yet" : `step ${detail.coalitions_step}${alone}`;
+  const note = detail.unavailable_reason ? `not measured: ${detail.unavailable_reason}` : isMissing(detail.coalitions_step) ? "none measured yet" : `step ${nth(detail.coalitions_step)}${alone}`;
   byId("coalitions-step").textContent = note;
   const rows = [...detail.coalitions].sort((one, other) => (other.accuracy_pct ?? -1) - (one.accuracy_pct ?? -1));
   table(byId("coalitions"), ["seeds on", "accuracy, %"], rows.map((row) => [row.seeds_on.join(" + ") || "host alone", number(row.accuracy_pct)]));
@@ -174,7 +174,7 @@ function words(content) {
 function showActions(detail) {
   table(byId("env-actions"), ["step", "op", "slot", "blueprint", "probability", "reward", "result"],
     [...detail.actions].reverse().map((action) => [
-      isMissing(action.step) ? MISSING : String(action.step), words(action.op.toLowerCase().replaceAll("_", " ") + (action.is_forced ? " (forced)" : "")),
+      String(nth(action.step)), words(action.op.toLowerCase().replaceAll("_", " ") + (action.is_forced ? " (forced)" : "")),
       words(action.slot_id ?? MISSING), words(action.blueprint ?? MISSING), number(action.confidence), isMissing(action.reward) ? MISSING : signed(action.reward),
       action.succeeded ? signOf("ok", "done") : signOf("watch", action.note ?? "failed")]));
 }
@@ -188,7 +188,7 @@ function drawLanes(detail, numSteps) {
   const steps = Math.max(numSteps ?? 0, (detail.steps.at(-1) ?? 0) + 1, 1);
   const scale = (width - left - 6) / steps;
   const height = slots.length * (LANE_HEIGHT + 6) + 18;
-  const words = slots.map((slot) => `${slot}: ${detail.lanes[slot].map((part) => `${part.stage.toLowerCase()} from step ${part.first_step}`).join(", ")}`).join("; ");
+  const words = slots.map((slot) => `${slot}: ${detail.lanes[slot].map((part) => `${part.stage.toLowerCase()} from step ${nth(part.first_step)}`).join(", ")}`).join("; ");
   const root = svg("svg", { width, height, role: "img", "aria-label": words || "No step yet" });
   slots.forEach((slot, row) => {
     const top = row * (LANE_HEIGHT + 6);
@@ -197,7 +197,7 @@ function drawLanes(detail, numSteps) {
     for (const part of detail.lanes[slot]) root.append(...stretch(part, left, top, scale));
   });
   const every = Math.max(1, Math.ceil(steps / Math.max(4, Math.floor(width / 90))));
-  for (let step = 0; step < steps; step += every) root.append(text(left + step * scale, height - 3, String(step)));
+  for (let step = 0; step < steps; step += every) root.append(text(left + step * scale, height - 3, String(nth(step))));
   host.replaceChildren(root);
 }
 
@@ -214,7 +214,7 @@ function stretch(part, left, top, scale) {
   const width = (part.last_step - part.first_step + 1) * scale;
   const frame = svg("rect", { x, y: top, width, height: LANE_HEIGHT, fill: color, "fill-opacity": 0.2, stroke: color, rx: 3 });
   const title = svg("title");
-  title.textContent = `${part.stage.toLowerCase()} ${part.blueprint ?? ""}, steps ${part.first_step} to ${part.last_step}`;
+  title.textContent = `${part.stage.toLowerCase()} ${part.blueprint ?? ""}, steps ${nth(part.first_step)} to ${nth(part.last_step)}`;
   frame.append(title);
   const nodes = [frame];
   const room = LANE_HEIGHT - LABEL_HEIGHT;

@@ -12,6 +12,11 @@ export function isMissing(value) {
   return value === null || value === undefined;
 }
 
+// Events count rounds and steps from zero, people from one.
+export function nth(index) {
+  return isMissing(index) ? MISSING : index + 1;
+}
+
 export function number(value, digits = 2, unit = "") {
   return isMissing(value) ? MISSING : value.toFixed(digits) + unit;
 }
@@ -46,8 +51,8 @@ export function clock(ts) {
 
 export function where(item) {
   const parts = [];
-  if (!isMissing(item.round)) parts.push(`round ${item.round}`);
-  if (!isMissing(item.step)) parts.push(`step ${item.step}`);
+  if (!isMissing(item.round)) parts.push(`round ${nth(item.round)}`);
+  if (!isMissing(item.step)) parts.push(`step ${nth(item.step)}`);
   if (!isMissing(item.env_id)) parts.push(`env ${item.env_id}`);
   return parts.join(", ");
 }

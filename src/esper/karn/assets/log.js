@@ -1,6 +1,6 @@
 // The event log: the newest events of the live tail, filtered in the page.
 
-import { byId, clock, el, isMissing, where } from "esper/format";
+import { MISSING, byId, clock, el, nth, where } from "esper/format";
 import { Connection } from "esper/connection";
 
 const KEPT = 500;
@@ -83,7 +83,7 @@ function row(event) {
 }
 
 function shortWhere(event) {
-  return [["r", event.round], ["s", event.step], ["e", event.env_id]].filter(([, value]) => !isMissing(value)).map(([name, value]) => name + value).join(" ");
+  return [["r", nth(event.round)], ["s", nth(event.step)], ["e", event.env_id ?? MISSING]].filter(([, value]) => value !== MISSING).map(([name, value]) => name + value).join(" ");
 }
 
 function summary(event) {

@@ -3,7 +3,7 @@
 import { drawActions, drawPolicy, drawRounds, drawSeeds, drawSteps } from "esper/charts";
 import { Connection } from "esper/connection";
 import { EnvPanel } from "esper/envs";
-import { byId, el } from "esper/format";
+import { byId, el, nth } from "esper/format";
 import { EventLog } from "esper/log";
 import {
   showAlarms, showBus, showGrowth, showHeads, showLegend, showManifest, showProgress, showResources, showRun,
@@ -62,14 +62,14 @@ function showSeeds() {
   const seeds = store.rows("seeds");
   const choice = byId("seed-round");
   const rounds = [...new Set(seeds.map((seed) => seed.round))].sort((one, other) => other - one);
-  const names = ["newest", ...rounds.map(String)];
+  const names = ["newest", ...rounds.map((round) => String(nth(round)))];
   if (choice.dataset.names !== names.join()) {
     const before = choice.value || "newest";
     choice.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
     choice.value = names.includes(before) ? before : "newest";
     choice.dataset.names = names.join();
   }
-  const round = choice.value === "newest" ? rounds[0] : Number(choice.value);
+  const round = choice.value === "newest" ? rounds[0] : Number(choice.value) - 1;
   drawSeeds(seeds.filter((seed) => seed.round === round), store.view.progress?.num_steps);
 }
 

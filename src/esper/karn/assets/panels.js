@@ -1,7 +1,7 @@
 // The plain panels: verdict, progress, alarms, growth, heads, bus, run.
 
 import {
-  GRADES, MISSING, STAGES, byId, clock, compact, duration, el, facts, grade, isMissing, number, signOf,
+  GRADES, MISSING, STAGES, byId, clock, compact, duration, el, facts, grade, isMissing, nth, number, signOf,
   sparkline, stageColor, table, where,
 } from "esper/format";
 
@@ -18,8 +18,8 @@ export function showVerdict(verdict, lastEvent) {
 }
 
 export function showProgress(progress) {
-  const round = isMissing(progress.round) ? MISSING : `round ${progress.round + 1} of ${progress.num_rounds ?? MISSING}`;
-  const step = isMissing(progress.step) ? MISSING : `step ${progress.step + 1} of ${progress.num_steps ?? MISSING}`;
+  const round = isMissing(progress.round) ? MISSING : `round ${nth(progress.round)} of ${progress.num_rounds ?? MISSING}`;
+  const step = isMissing(progress.step) ? MISSING : `step ${nth(progress.step)} of ${progress.num_steps ?? MISSING}`;
   const share = isMissing(progress.fraction) ? MISSING : `${(100 * progress.fraction).toFixed(1)} %`;
   byId("progress-text").replaceChildren(el("span", {}, `${round}, ${step}`), el("span", {}, share));
   byId("progress").value = progress.fraction ?? 0;
@@ -116,7 +116,7 @@ export function showRun(run) {
     ["Seed", String(given.seed)], ["Reward", `${given.reward_family}, ${given.reward_mode}`], ["Telemetry", given.telemetry_level],
     ["Devices", `policy ${given.policy_device}, envs ${given.env_devices.join(", ")}`], ["Lanes", String(given.num_lanes)],
     ["Precision", given.amp_dtype ?? "float32"], ["Compiled", given.compile_mode], ["Esper", given.esper_version], ["torch", given.torch_version],
-    ["Started", new Date(run.started_ts * 1000).toLocaleString()], ["Resumed from", isMissing(given.resumed_from_round) ? "no" : `round ${given.resumed_from_round}`],
+    ["Started", new Date(run.started_ts * 1000).toLocaleString()], ["Resumed from", isMissing(given.resumed_from_round) ? "no" : `after round ${given.resumed_from_round}`],
   ]);
 }
 
