@@ -99,8 +99,9 @@ def rendered(results: dict[str, Any]) -> str:
     head = (
         f"Measured on {results['date']}, the last rows at commit `{results['commit']}`"
         f"{', quick form' if results['is_quick'] else ''}"
-        f"{'' if took_s is None else f', all within {took_s / 60:.0f} minutes'}: {machine['cpu']}, "
-        f"{machine['cores']} cores, load average {machine['load_average']} at the end, "
+        f"{'' if took_s is None else f', all rows at first within {took_s / 60:.0f} minutes'}: "
+        f"{machine['cpu']}, {machine['cores']} cores, load average {machine['load_average']} at "
+        "the end, "
         f"{machine['system']}, Python {machine['python']}, torch {machine['torch']}.\n"
     )
     judged = [row for row in results["rows"] if row["bound"]]

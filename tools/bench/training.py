@@ -33,6 +33,8 @@ MAX_OVER_LIMIT: Final = 1.15
 MAX_OVER_FLOOR: Final = 1.1
 MIN_SHARE_OF_CEILING: Final = 0.88
 ENV_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64)
+MIN_GROWTH_ENVS: Final = 16
+"""Few envs make up for it by more rounds: a short measurement is mostly noise."""
 PASSIVE_CLIENT: Final = 1_000_000_000
 """Events that a client waits for who is to stay until the run is over."""
 
@@ -229,7 +231,7 @@ def update_share(is_quick: bool) -> Iterator[Row]:
         measured=100 * sample.median,
         target=15.0,
         unit="%",
-        note=sample.note,
+        note=spread([100 * value for value in sample.values]),
     )
 
 
@@ -416,7 +418,9 @@ def growth_of_cost(is_quick: bool) -> Iterator[Row]:
     rates: dict[int, list[float]] = {count: [] for count in counts}
     for repetition in range(_num_repetitions(is_quick) + 1):
         for count in counts:
-            workload = replace(GROWTH, num_envs=count, num_steps=max(2, 8 // count))
+            # Episodes are as short for all, so that building an env weighs the same.
+            num_rounds = max(MIN_GROWTH_ENVS // count, 1)
+            workload = replace(GROWTH, num_envs=count, num_steps=2, num_rounds=num_rounds)
             used_s = worker_cpu_s(workload, command="wait")
             if repetition:
                 rates[count].append(workload.num_env_steps / used_s)
