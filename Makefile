@@ -40,7 +40,7 @@ docs: setup  ## Write the generated pages again.
 bench: setup  ## Figures beside their targets; writes docs/performance.md.
 	$(BIN)/python -m tools.bench
 
-soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes about an hour.
+soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes about three quarters of an hour.
 	$(BIN)/python -m tools.soak
 
 evidence: setup  ## Train policies, compare them, write docs/evidence.md; hours, goes on if interrupted.

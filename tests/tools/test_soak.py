@@ -1,11 +1,13 @@
 """The soak runs from the command line, keeps its figures and writes them down."""
 
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tools.bench.rows import Row
 from tools.soak import __main__ as soak
-from tools.soak import results
+from tools.soak import results, running
 from tools.soak.results import (
     DOCUMENT,
     PROMISES,
@@ -29,12 +31,31 @@ def result(*, is_quick: bool, measured: float = 1.0) -> Result:
     )
 
 
+class RecordingPool:
+    """Notes which rows are started; each is done at once."""
+
+    def __init__(self, events: list[str], *_: object, **__: object) -> None:
+        self.events = events
+
+    def __enter__(self) -> "RecordingPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: object, name: str, *, is_quick: bool) -> Future[Result]:
+        self.events.append(f"{name} started")
+        future: Future[Result] = Future()
+        future.set_result(result(is_quick=is_quick))
+        return future
+
+
 def test_document_tells_the_figures_that_are_kept() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == document_of(read_results())
 
 
 def test_every_row_has_a_promise() -> None:
-    assert soak.MODULES.keys() == PROMISES.keys()
+    assert running.MODULES.keys() == PROMISES.keys()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +73,18 @@ def test_missed_target_stands_out() -> None:
     text = document_of({"L1": result(is_quick=True, measured=0.0)})
     assert "| r | 0 runs | ≥ 1 | **no** |" in text
     assert "quick form" in text
+
+
+def test_row_that_compares_times_runs_alone_and_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(running, "ProcessPoolExecutor", partial(RecordingPool, events))
+
+    for name, _ in running.finished(["L9", "L1", "L10"], is_quick=True):
+        events.append(f"{name} done")
+
+    assert events[:2] == ["L10 started", "L1 started"]
+    assert set(events[2:4]) == {"L10 done", "L1 done"}
+    assert events[4:] == ["L9 started", "L9 done"]
 
 
 def test_unknown_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,9 +109,8 @@ def test_soak_prints_its_figures_and_writes_them_down(
 def test_broken_promise_is_told_and_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(name: str, *, is_quick: bool) -> Result:
-        raise AssertionError("the resumed run is another run")
-
-    monkeypatch.setattr(soak, "run_row", broken)
+    outcome: Future[Result] = Future()
+    outcome.set_exception(AssertionError("the resumed run is another run"))
+    monkeypatch.setattr(soak, "finished", lambda names, *, is_quick: [(names[0], outcome)])
     assert soak.main(["L1"]) == 1
     assert "L1 BROKEN: the resumed run is another run" in capsys.readouterr().out

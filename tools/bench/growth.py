@@ -13,9 +13,10 @@ from esper.kasmina.counterfactual import full_factorial
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.tasks import TASKS
 from tools.bench.counterfactual import grown_model
+from tools.bench.memory import peak_kib
 from tools.bench.pairing import Sample, sampled, thread_seconds
 from tools.bench.rows import Row, bench
-from tools.bench.training import peak_kib, worker_cpu_s
+from tools.bench.training import worker_cpu_s
 from tools.bench.workloads import DIGITS, SLOTS
 
 SLOT_COUNTS: Final = (1, 2, 5, 10)

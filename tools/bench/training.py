@@ -23,6 +23,7 @@ from esper.nissa.server import ServerAddress, build_app, serve
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.stopping import StopFlag
 from tools.bench.bare_loop import BareLoop
+from tools.bench.memory import peak_kib
 from tools.bench.pairing import BareHalves, Sample, bare_halves, sampled, seconds, spread
 from tools.bench.replay import recorded_run
 from tools.bench.rows import Row, bench
@@ -373,10 +374,6 @@ from tools.bench.workloads import C64
 from tools.bench.bare_loop import BareLoop
 BareLoop(replace(C64, num_steps={num_steps})).run()
 """
-_TELL_PEAK: Final = """
-import re, pathlib
-print(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
-"""
 
 
 @bench("T9")
@@ -402,12 +399,6 @@ def memory(is_quick: bool) -> Iterator[Row]:
         unit="ratio",
         note=bare.note,
     )
-
-
-def peak_kib(code: str) -> float:
-    """Return the most memory that a process which runs this code has ever had."""
-    command = [sys.executable, "-c", code + _TELL_PEAK]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 @bench("T10")

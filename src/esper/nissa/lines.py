@@ -162,16 +162,20 @@ def _after_newline(fd: int, offset: int) -> int:
 
 
 def _read_stream(path: Path, stream: BinaryIO) -> Iterator[bytes]:
-    tail = b""
+    # Grows in place: bytes would be copied with every block of a long line, and the copies would
+    # lie about in the heap until it is several times as large as the line.
+    tail = bytearray()
     for block in _read_blocks(path, stream):
         cut = block.rfind(b"\n") + 1
         if cut:
-            yield tail + block[:cut]
-            tail = block[cut:]
+            yield b"".join((tail, block[:cut]))
+            tail = bytearray(block[cut:])
         elif len(tail) < MAX_LINE_BYTES:
             tail += block
-    if tail:
-        yield tail
+    last = bytes(tail)
+    tail.clear()
+    if last:
+        yield last
 
 
 def _read_blocks(path: Path, stream: BinaryIO) -> Iterator[bytes]:

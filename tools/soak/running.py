@@ -1,0 +1,65 @@
+"""Running the rows of the soak: each in a process of its own, a row per core at a time."""
+
+import importlib
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from datetime import UTC, datetime
+
+from tools.bench.rows import Row
+from tools.soak.results import Result, figure_of
+
+from esper.nissa.run_directory import cpu_model
+
+MODULES = {
+    "L1": ("kills",),
+    "L2": ("schedules",),
+    "L3": ("traces",),
+    "L4": ("damage",),
+    "L5": ("signals",),
+    "L6": ("faults", "breakdowns"),
+    "L7": ("lives",),
+    "L8": ("fuzz",),
+    "L9": ("siege",),
+    "L10": ("endurance",),
+}
+LONG = ("L10", "L6")
+"""Started first, so that no core is left without work at the end."""
+ALONE = ("L9",)
+"""Compares times, which others would disturb; it waits until they are done."""
+
+
+def finished(names: Sequence[str], *, is_quick: bool) -> Iterator[tuple[str, Future[Result]]]:
+    """Run rows and yield each when it is done."""
+    together = sorted((name for name in names if name not in ALONE), key=_start_order)
+    groups = [together, *([name] for name in names if name in ALONE)]
+    with ProcessPoolExecutor(
+        os.cpu_count(), multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
+        for group in groups:
+            running = {pool.submit(run_row, name, is_quick=is_quick): name for name in group}
+            for future in as_completed(running):
+                yield running[future], future
+
+
+def _start_order(name: str) -> int:
+    return LONG.index(name) if name in LONG else len(LONG)
+
+
+def run_row(name: str, *, is_quick: bool) -> Result:
+    """Run one row in this process."""
+    began_s = time.perf_counter()
+    rows: list[Row] = []
+    for module in MODULES[name]:
+        rows += importlib.import_module(f"tools.soak.{module}").rows(is_quick)
+    return Result(
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=f"python -m tools.soak{' --quick' if is_quick else ''} {name}",
+        is_quick=is_quick,
+        took_s=round(time.perf_counter() - began_s, 1),
+        machine=f"{os.cpu_count()} cores of {cpu_model()}, Python {platform.python_version()}",
+        figures=[figure_of(row) for row in rows],
+    )
