@@ -92,7 +92,7 @@ class Tripwire:
 
         StopFlag.checkpoint = checkpoint  # type: ignore[method-assign]
         FileSystem.write = torn_write  # type: ignore[method-assign]
-        for name in ("fsync", "truncate", "rename", "fsync_directory"):
+        for name in ("fsync", "truncate", "rename", "link", "fsync_directory"):
             setattr(FileSystem, name, self._around(getattr(FileSystem, name)))
 
     def pass_by(self, site: Site) -> None:

@@ -35,7 +35,7 @@ class Operation(NamedTuple):
     number: int = 0
     """The flags of an opening, or the length of a cut."""
     target: Path | None = None
-    """The new name of a renaming."""
+    """The new name of a renaming or of a link."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,13 +73,13 @@ class Recorder:
                 self.operations.append(Operation(name, path, data=bytes(rest[0])))
             case "truncate":
                 self.operations.append(Operation(name, path, number=rest[0]))
-            case "rename":
+            case "rename" | "link":
                 self.operations.append(Operation(name, path, target=rest[0]))
             case _:
                 self.operations.append(Operation(name, path))
 
 
-_RECORDED = ("open", "write", "fsync", "truncate", "rename", "remove", "make_directory")
+_RECORDED = ("open", "write", "fsync", "truncate", "rename", "link", "remove", "make_directory")
 
 
 class Crash(StrEnum):
@@ -117,8 +117,13 @@ class Disk:
                 assert operation.target is not None
                 self.files[operation.target] = self.files.pop(path)
                 self.synced[operation.target] = self.synced.pop(path)
+            case "link":
+                assert operation.target is not None
+                self.files[operation.target] = self.files[path]
+                self.synced[operation.target] = self.synced[path]
             case "remove":
-                del self.files[path], self.synced[path]
+                self.files.pop(path, None)
+                self.synced.pop(path, None)
 
     def write_to(self, folder: Path, root: Path, crash: Crash) -> None:
         """Write down what a crash leaves, into another folder."""

@@ -30,6 +30,17 @@ class FailingDisk(FileSystem):
         self._count()
         super().rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        self._count()
+        super().link(source, target)
+
     def fsync_directory(self, path: Path) -> None:
         self._count()
         super().fsync_directory(path)
+
+
+class DiskWithoutLinks(FileSystem):
+    """A disk on which every file has one name, as on a memory card."""
+
+    def link(self, source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")

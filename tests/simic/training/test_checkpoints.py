@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simic.training.disks import FailingDisk
+from tests.simic.training.disks import DiskWithoutLinks, FailingDisk
 from tests.simic.training.runs import digest_of
 
 from esper.leyline.errors import ExitCode, RunFailedError, UnreadableFileError
@@ -38,6 +38,31 @@ def test_store_keeps_the_last_three_and_the_best(tmp_path: Path) -> None:
         "round-000005.pt": 5,
     }
     assert store.latest() == tmp_path / "round-000005.pt"
+
+
+def test_best_round_is_on_the_disk_once(tmp_path: Path) -> None:
+    saved = CheckpointStore(tmp_path).save(encode_checkpoint(contents_of(1)), 1, is_best=True)
+
+    assert (tmp_path / "best.pt").samefile(saved.path)
+
+
+def test_disk_without_links_keeps_the_best_round_as_well(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, files=DiskWithoutLinks())
+    for number in range(2):
+        store.save(encode_checkpoint(contents_of(number)), number, is_best=number == 0)
+
+    assert numbers_in(tmp_path) == {"best.pt": 0, "round-000000.pt": 0, "round-000001.pt": 1}
+    assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_link_that_a_crash_left_behind_is_never_written_through(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    saved = store.save(encode_checkpoint(contents_of(1)), 1, is_best=False)
+    (tmp_path / "best.pt.tmp").hardlink_to(saved.path)  # killed before the renaming
+
+    store.save_best(encode_checkpoint(contents_of(2)))
+
+    assert numbers_in(tmp_path) == {"best.pt": 2, "round-000001.pt": 1}
 
 
 def test_store_without_a_checkpoint_has_no_latest(tmp_path: Path) -> None:

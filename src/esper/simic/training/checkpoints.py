@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from esper.leyline.errors import RunFailedError, UnreadableFileError
-from esper.nissa.files import FileSystem, write_atomically
+from esper.nissa.files import FileSystem, link_atomically, write_atomically
 
 __all__ = [
     "CHECKPOINT_VERSION",
@@ -49,7 +49,7 @@ class CheckpointStore:
         path = self._path_of(rounds_completed)
         self._write(path, data)
         if is_best:
-            self.save_best(data)
+            self._write(self.directory / BEST_FILE, data, twin=path)
         if self.copy_to is not None:
             self._write(self.copy_to, data)
         for old in self._rounds()[:-NUM_KEPT]:
@@ -57,7 +57,7 @@ class CheckpointStore:
         return SavedCheckpoint(path=path, num_bytes=len(data))
 
     def save_best(self, data: bytes) -> None:
-        """Write the checkpoint of the best round so far."""
+        """Write the checkpoint of the best round so far, which is not among the last."""
         self._write(self.directory / BEST_FILE, data)
 
     def latest(self) -> Path | None:
@@ -82,9 +82,11 @@ class CheckpointStore:
         for path in paths:
             self.files.rename(_redone(path), path)
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes, *, twin: Path | None = None) -> None:
+        """Write a file; a second name is enough where its twin holds the same already."""
         try:
-            write_atomically(self.files, path, data)
+            if twin is None or not link_atomically(self.files, twin, path):
+                write_atomically(self.files, path, data)
         except OSError as error:
             raise RunFailedError(
                 f"{path}: the checkpoint could not be written: {error.strerror}; "
