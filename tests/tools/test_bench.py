@@ -22,7 +22,7 @@ from tools.bench.results import (
     rendered,
     write_results,
 )
-from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names
+from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names, quick_names
 from tools.bench.workloads import Workload, run_workload
 from torch import Tensor
 
@@ -57,6 +57,14 @@ def test_target_is_an_upper_bound_unless_said_otherwise(
 def test_rows_of_training_are_found() -> None:
     load_all_benches()
     assert {f"T{number}" for number in range(1, 11)} | {"digits", "loop lag"} <= set(ROWS)
+
+
+def test_quick_form_has_every_row_of_the_goals_and_leaves_out_how_cost_grows() -> None:
+    load_all_benches()
+    left_out = set(ordered_names()) - set(quick_names())
+    assert left_out == {
+        *("G levels", "G rounds", "G seeds", "G slots", "G subscribers", "imports"),
+    }
 
 
 def test_figure_without_a_target_is_never_missed() -> None:

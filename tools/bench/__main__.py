@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 
 from tools.bench.results import refresh_document, write_results
-from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names
+from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names, quick_names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the rows asked for, or all of them."""
     load_all_benches()
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions, rougher figures")
+    parser.add_argument("--quick", action="store_true", help="rows with targets, rougher figures")
     parser.add_argument("--save", action="store_true", help="write the figures in any case")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ordered_names())}")
     arguments = parser.parse_args(argv)
@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'row':<52}{'measured':>14}  {'target':>14}  unit")
     measured: list[Row] = []
     began_s = time.monotonic()
-    for name in arguments.rows or ordered_names():
+    names = quick_names() if arguments.quick else ordered_names()
+    for name in arguments.rows or names:
         started_s = time.monotonic()
         for row in ROWS[name](arguments.quick):
             print(_line(row), flush=True)

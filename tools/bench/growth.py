@@ -16,7 +16,7 @@ from tools.bench.counterfactual import grown_model
 from tools.bench.memory import peak_kib
 from tools.bench.pairing import Sample, sampled, thread_seconds
 from tools.bench.rows import Row, bench
-from tools.bench.training import worker_cpu_s
+from tools.bench.training import repetitions, worker_cpu_s
 from tools.bench.workloads import DIGITS, SLOTS
 
 SLOT_COUNTS: Final = (1, 2, 5, 10)
@@ -28,10 +28,6 @@ from dataclasses import replace
 from tools.bench.workloads import GROWTH, run_workload
 run_workload(replace(GROWTH, num_rounds={num_rounds}, num_steps=2))
 """
-
-
-def _repetitions(is_quick: bool) -> int:
-    return 1 if is_quick else 5
 
 
 def _rows(samples: Mapping[str, Sample], unit: str) -> Iterator[Row]:
@@ -48,7 +44,7 @@ def slots(is_quick: bool) -> Iterator[Row]:
     for count in SLOT_COUNTS[::3] if is_quick else SLOT_COUNTS:
         workload = replace(SLOTS, settings={"slots": all_slots[:count]})
         call = partial(worker_cpu_s, workload, command="wait")
-        sample = sampled(call, _repetitions(is_quick))
+        sample = sampled(call, repetitions(is_quick))
         per_s = tuple(workload.num_env_steps / value for value in sample.values)
         rates[f"G slots: {count}"] = Sample(per_s)
     yield from _rows(rates, "env-steps per CPU second of the lanes")
@@ -64,7 +60,7 @@ def active_seeds(is_quick: bool) -> Iterator[Row]:
         model = grown_model(num_seeds)
         for name, call in (("training", _train), ("validation, all subsets", _validate)):
             measure = partial(thread_seconds, partial(call, model, x, y))
-            sample = sampled(measure, 5 if is_quick else 15)
+            sample = sampled(measure, (False, *[True] * (5 if is_quick else 15)))
             yield Row(
                 name=f"G seeds: {num_seeds}, {name}",
                 measured=1e3 * sample.median,
@@ -91,7 +87,7 @@ def levels(is_quick: bool) -> Iterator[Row]:
     workload = replace(DIGITS, num_steps=2 if is_quick else 8)
     for level in LEVELS[::3] if is_quick else LEVELS:
         call = partial(worker_cpu_s, workload, level=level)
-        sample = sampled(call, _repetitions(is_quick))
+        sample = sampled(call, repetitions(is_quick))
         per_step = 1e3 * sample.median / workload.num_env_steps
         yield Row(name=f"G level: {level}", measured=per_step, unit="CPU ms per env-step")
 
@@ -102,7 +98,7 @@ def subscribers(is_quick: bool) -> Iterator[Row]:
     workload = replace(DIGITS, num_steps=2 if is_quick else 8)
     for count in SUBSCRIBER_COUNTS[:2] if is_quick else SUBSCRIBER_COUNTS:
         call = partial(worker_cpu_s, workload, num_subscribers=count)
-        sample = sampled(call, _repetitions(is_quick))
+        sample = sampled(call, repetitions(is_quick))
         per_step = 1e3 * sample.median / workload.num_env_steps
         yield Row(name=f"G subscribers: {count}", measured=per_step, unit="CPU ms per env-step")
 

@@ -1,14 +1,14 @@
 """How two sides are compared: in turn, on the same machine, at the same time of day."""
 
+import atexit
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -64,10 +64,10 @@ def thread_seconds(call: Callable[[], object]) -> float:
     return time.thread_time() - started_s
 
 
-def sampled(measure: Callable[[], float], num_repetitions: int) -> Sample:
-    """Repeat a measurement; a first one that only warms up is thrown away."""
-    measure()
-    return Sample(tuple(measure() for _ in range(num_repetitions)))
+def sampled(measure: Callable[[], float], counted: Iterable[bool]) -> Sample:
+    """Repeat a measurement, and keep those that count."""
+    taken = [(measure(), counts) for counts in counted]
+    return Sample(tuple(value for value, counts in taken if counts))
 
 
 @dataclass(eq=False, slots=True)
@@ -102,20 +102,23 @@ class BareHalves:
             _answer(process)
         return time.perf_counter() - started_s
 
+    def end(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            process.kill()
+            process.communicate()
 
-@contextmanager
-def bare_halves() -> Iterator[BareHalves]:
-    """Start the two processes."""
+
+@cache
+def bare_halves() -> BareHalves:
+    """Start the two processes, once for all rows: most of their time goes into importing torch."""
     command = [sys.executable, "-m", "tools.bench.bare_loop"]
     start = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [start(command) for _ in range(2)]
-        try:
-            yield BareHalves(processes, Path(folder))
-        finally:
-            for process in processes:
-                process.kill()
-                process.communicate()
+    folder = tempfile.TemporaryDirectory()
+    halves = BareHalves([start(command) for _ in range(2)], Path(folder.name))
+    atexit.register(folder.cleanup)
+    atexit.register(halves.end)
+    return halves
 
 
 def _tell(process: subprocess.Popen[str], line: str) -> None:

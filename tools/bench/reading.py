@@ -61,7 +61,7 @@ def count_against_jq(is_quick: bool) -> Iterator[Row]:
     if jq is None:
         yield Row(name="E4 (jq is not installed)", measured=math.nan, target=0.05, unit="ratio")
         return
-    num_bytes, num_repeats = (192 << 20, 1) if is_quick else (512 << 20, 5)
+    num_bytes, num_repeats = (96 << 20, 1) if is_quick else (512 << 20, 5)
     counting = "reduce inputs.event_type as $type ({}; .[$type] += 1)"
     with tempfile.TemporaryDirectory() as folder:
         log, _ = _write_run(Path(folder), num_bytes)

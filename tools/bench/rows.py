@@ -13,6 +13,8 @@ ROWS: dict[str, Bench] = {}
 """Every bench there is, by the name of its goal."""
 GROUPS: Final = ("T", "loop lag", "digits", "E", "leyline import", "V", "G")
 """Names begin with one of these; they are measured and listed in this order."""
+LONG_FORM_ONLY: Final = ("G", "imports")
+"""Without targets: they show how something grows, which the few points of the quick form cannot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +72,11 @@ def load_all_benches() -> None:
 def ordered_names() -> list[str]:
     """Return the names of all benches, those of a group by their numbers."""
     return sorted(ROWS, key=_place)
+
+
+def quick_names() -> list[str]:
+    """Return the names of the benches that the quick form runs unasked."""
+    return [name for name in ordered_names() if not name.startswith(LONG_FORM_ONLY)]
 
 
 def _place(name: str) -> tuple[int, int, str]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any, Final
@@ -40,8 +40,24 @@ PASSIVE_CLIENT: Final = 1_000_000_000
 """Events that a client waits for who is to stay until the run is over."""
 
 
-def _num_repetitions(is_quick: bool) -> int:
-    return 1 if is_quick else 5
+NUM_REPETITIONS: Final = 5
+
+
+def repetitions(is_quick: bool) -> Iterator[bool]:
+    """Yield for each repetition whether it counts: the first of the long form only warms up.
+
+    In the quick form that is done once for all rows.
+    """
+    if is_quick:
+        _warm_up()
+        yield True
+    else:
+        yield from (False, *[True] * NUM_REPETITIONS)
+
+
+@cache
+def _warm_up() -> None:
+    run_workload(replace(C64, num_steps=1))
 
 
 # --- Whole runs beside the bare loop --------------------------------------------------------------
@@ -68,15 +84,16 @@ class _Comparison:
 
 
 def _beside_bare_loop(
-    workload: Workload, command: str, halves: BareHalves, num_repetitions: int
+    workload: Workload, command: str, halves: BareHalves, is_quick: bool
 ) -> _Comparison:
     # Runs are repeatable, so what this one grows is what all of them grow. It also warms up.
     _, replay = recorded_run(workload, command=command)
     bare = BareLoop(workload, replay=replay)
     halves.prepare(workload, replay)
-    halves.run()
+    if not is_quick:
+        halves.run()
     found = _Comparison()
-    for _ in range(num_repetitions):
+    for _ in range(1 if is_quick else NUM_REPETITIONS):
         bare_s, bare_cpu_s = _timed(bare.run)
         esper_s, esper_cpu_s = _timed(partial(run_workload, workload, command=command))
         found.wall.append(esper_s / bare_s)
@@ -97,11 +114,10 @@ def _compared(
 ) -> Iterator[Row]:
     """Compare a run that only waits and one that grows; the ceiling sets the target by default."""
     torch.set_num_threads(1)
-    with bare_halves() as halves:
-        for command in COMMANDS:
-            found = _beside_bare_loop(workload, command, halves, _num_repetitions(is_quick))
-            bound = target or MAX_OVER_LIMIT / statistics.median(found.ceilings)
-            yield from found.rows(f"{name}, {command} / bare loop", bound)
+    for command in COMMANDS:
+        found = _beside_bare_loop(workload, command, bare_halves(), is_quick)
+        bound = target or MAX_OVER_LIMIT / statistics.median(found.ceilings)
+        yield from found.rows(f"{name}, {command} / bare loop", bound)
 
 
 @bench("T1")
@@ -131,15 +147,15 @@ def lanes(is_quick: bool) -> Iterator[Row]:
     workload = replace(C64, num_steps=1) if is_quick else C64
     bare = BareLoop(workload)
     gains, ceilings = [], []
-    with bare_halves() as halves:
-        halves.prepare(workload)
-        for repetition in range(_num_repetitions(is_quick) + 1):
-            one_s = round_s(workload, lanes=1)
-            two_s = round_s(workload, lanes=2)
-            ceiling = seconds(bare.run) / halves.run()
-            if repetition:
-                gains.append(one_s / two_s)
-                ceilings.append(ceiling)
+    halves = bare_halves()
+    halves.prepare(workload)
+    for counts in repetitions(is_quick):
+        one_s = round_s(workload, lanes=1)
+        two_s = round_s(workload, lanes=2)
+        ceiling = seconds(bare.run) / halves.run()
+        if counts:
+            gains.append(one_s / two_s)
+            ceilings.append(ceiling)
     gain, ceiling_sample = Sample(tuple(gains)), Sample(tuple(ceilings))
     yield Row(
         name="T3 two lanes / one lane, c64",
@@ -166,10 +182,10 @@ def telemetry_cost(is_quick: bool) -> Iterator[Row]:
     torch.set_num_threads(1)
     workload = replace(DIGITS, num_steps=4 if is_quick else 20)
     ratios = []
-    for repetition in range(_num_repetitions(is_quick) + 1):
+    for counts in repetitions(is_quick):
         silent_s = worker_cpu_s(workload, level="off")
         told_s = worker_cpu_s(workload, num_subscribers=1)
-        if repetition:
+        if counts:
             ratios.append(told_s / silent_s)
     sample = Sample(tuple(ratios))
     yield Row(
@@ -226,7 +242,7 @@ async def _serve_clients(num_clients: int, hub: TelemetryHub) -> None:
 def update_share(is_quick: bool) -> Iterator[Row]:
     """Measure which share of a round of the default job learning takes."""
     workload = replace(DIGITS, num_steps=10) if is_quick else DIGITS
-    sample = sampled(partial(_update_share, workload), _num_repetitions(is_quick))
+    sample = sampled(partial(_update_share, workload), repetitions(is_quick))
     yield Row(
         name="T6 PPO update, share of a digits round",
         measured=100 * sample.median,
@@ -301,7 +317,7 @@ def dispatch(is_quick: bool) -> Iterator[Row]:
     num_batches, num_envs = 2_000 if is_quick else 10_000, 4
     for num_lanes in (1, 2):
         per_pass = partial(anyio.run, _idle_pass_s, num_lanes, num_envs, num_batches)
-        sample = sampled(per_pass, _num_repetitions(is_quick))
+        sample = sampled(per_pass, repetitions(is_quick))
         yield Row(
             name=f"T7 dispatch per env-batch, lanes: {num_lanes}",
             measured=1e6 * sample.median / (num_batches * num_envs),
@@ -383,7 +399,7 @@ def memory(is_quick: bool) -> Iterator[Row]:
         return
     num_steps = 1 if is_quick else C64.num_steps
     ratios, bare_ratios = [], []
-    for _ in range(_num_repetitions(is_quick)):
+    for _ in range(1 if is_quick else NUM_REPETITIONS):
         empty = peak_kib("import torch")
         ratios.append(peak_kib(_RUN_C64.format(num_steps=num_steps)) / empty)
         bare_ratios.append(peak_kib(_RUN_BARE_C64.format(num_steps=num_steps)) / empty)
@@ -405,15 +421,15 @@ def memory(is_quick: bool) -> Iterator[Row]:
 def growth_of_cost(is_quick: bool) -> Iterator[Row]:
     """Measure env-steps per CPU second of the lanes from 1 to 64 envs, each with the same work."""
     torch.set_num_threads(1)
-    counts = (1, 4, 16) if is_quick else ENV_COUNTS
-    rates: dict[int, list[float]] = {count: [] for count in counts}
-    for repetition in range(_num_repetitions(is_quick) + 1):
-        for count in counts:
+    env_counts = (1, 4, 16) if is_quick else ENV_COUNTS
+    rates: dict[int, list[float]] = {count: [] for count in env_counts}
+    for counts in repetitions(is_quick):
+        for count in env_counts:
             # Episodes are as short for all, so that building an env weighs the same.
             num_rounds = max(MIN_GROWTH_ENVS // count, 1)
             workload = replace(GROWTH, num_envs=count, num_steps=2, num_rounds=num_rounds)
             used_s = worker_cpu_s(workload, command="wait")
-            if repetition:
+            if counts:
                 rates[count].append(workload.num_env_steps / used_s)
     samples = {count: Sample(tuple(values)) for count, values in rates.items()}
     medians = [sample.median for sample in samples.values()]
