@@ -7,8 +7,10 @@ import pytest
 from tests.simic.training.runs import weights_digest
 from tools.evidence import __main__ as evidence
 from tools.evidence.reports import KNOWN
+from tools.evidence.training import Course, latest_checkpoint, train_all
 
 from esper.leyline.comparison import ComparisonReport
+from esper.leyline.errors import ExitCode
 
 
 def test_quick_evidence_trains_compares_and_reports(
@@ -33,38 +35,57 @@ def test_quick_evidence_trains_compares_and_reports(
     assert msgspec.json.decode(report_path.read_bytes(), type=ComparisonReport) == report
 
 
-TINY = evidence.Plan(
-    num_policies=1,
-    seeds="1000-1001",
-    flags=("--rounds", "2", "--envs", "2", "--episode-length", "3", "--quiet"),
-    folder="",
-)
+TINY = ("--rounds", "2", "--envs", "2", "--episode-length", "3")
+
+
+def course(folder: Path, seed: int = 1) -> Course:
+    return Course(KNOWN, seed, folder / f"policy-{seed}.pt", TINY)
 
 
 @pytest.mark.parametrize("num_lost", [0, 1])
 def test_interrupted_training_goes_on_where_it_was(tmp_path: Path, num_lost: int) -> None:
-    policy = tmp_path / "policy-1.pt"
-    assert evidence._train(KNOWN, [policy], TINY, tmp_path) == 0
+    tiny = course(tmp_path)
+    assert train_all([tiny], tmp_path) == 0
     (run_dir,) = (tmp_path / "runs").iterdir()
-    whole = weights_digest(policy)
-    policy.unlink()
+    whole = weights_digest(tiny.policy)
+    tiny.policy.unlink()
     rounds = sorted((run_dir / "checkpoints").glob("round-*.pt"))
     for checkpoint in rounds[len(rounds) - num_lost :]:
         checkpoint.unlink()
 
-    assert evidence._train(KNOWN, [policy], TINY, tmp_path) == 0
+    assert train_all([tiny], tmp_path) == 0
 
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run_dir.name]
-    assert weights_digest(policy) == whole
+    assert weights_digest(tiny.policy) == whole
+
+
+def test_policies_are_trained_side_by_side_and_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    courses = [course(tmp_path, seed) for seed in (1, 2, 3)]
+
+    assert train_all(courses, tmp_path) == 0
+
+    assert len({weights_digest(each.policy) for each in courses}) == 3
+    told = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in told} == {"policy-1", "policy-2", "policy-3"}
+
+
+def test_run_that_fails_is_told_by_its_exit_code_and_leaves_no_policy(tmp_path: Path) -> None:
+    broken = Course(KNOWN, 1, tmp_path / "policy-1.pt", ("--envs", "0"))
+
+    assert train_all([broken], tmp_path) == ExitCode.USAGE
+    assert not broken.policy.exists()
 
 
 def test_training_run_of_another_seed_or_preset_is_left_alone(tmp_path: Path) -> None:
-    assert evidence._train(KNOWN, [tmp_path / "policy-1.pt"], TINY, tmp_path) == 0
+    assert train_all([course(tmp_path)], tmp_path) == 0
 
-    assert evidence._checkpoint(tmp_path / "runs", KNOWN, 1) is not None
-    assert evidence._checkpoint(tmp_path / "runs", KNOWN, 2) is None
-    assert evidence._checkpoint(tmp_path / "runs", "fashion_growth", 1) is None
-    assert evidence._checkpoint(tmp_path / "none", KNOWN, 1) is None
+    runs = tmp_path / "runs"
+    assert latest_checkpoint(runs, KNOWN, 1) is not None
+    assert latest_checkpoint(runs, KNOWN, 2) is None
+    assert latest_checkpoint(runs, "fashion_growth", 1) is None
+    assert latest_checkpoint(tmp_path / "none", KNOWN, 1) is None
 
 
 def test_policies_of_the_quick_form_are_kept_apart() -> None:

@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from esper.leyline.errors import ExitCode, UnreadableFileError, UsageError
+from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.jobs import merge_job
-from esper.nissa.files import FileSystem, write_atomically
-from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY, read_manifest
 from esper.runtime.tasks import all_tasks
 from esper.scripts.train import main as esper_train
-from esper.simic.training.checkpoints import CheckpointStore
 from esper.simic.training.resuming import load_run, run_directory_of
 from esper.simic.training.vectorized import load_data
 from esper.tolaria.stopping import StopFlag
 from tools.evidence.document import write_document
 from tools.evidence.pictures import take_pictures
 from tools.evidence.reports import FASHION, KNOWN, keep_reports, report_path
+from tools.evidence.training import Course, runs_directory, train_all
 
 __all__ = ["ARMS", "main"]
 
@@ -106,17 +104,24 @@ def _parser() -> argparse.ArgumentParser:
 def _experiment(plan: Plan, out: Path, num_policies: int, num_native: int) -> int:
     out.mkdir(parents=True, exist_ok=True)
     policies = [out / f"policy-{seed}.pt" for seed in range(1, num_policies + 1)]
+    natives = [out / f"{FASHION}-{seed}.pt" for seed in range(1, num_native + 1)]
+    has_second = plan is not QUICK and _has_data(FASHION)
+    courses = _courses(KNOWN, policies, plan.flags)
+    if has_second:
+        courses += _courses(FASHION, natives, (*REAL_DATA, *plan.flags))
     arms = (*_arms(policies), *ARMS)
-    code = _train(KNOWN, policies, plan, out) or _compare(
+    code = train_all(courses, out) or _compare(
         KNOWN, arms, plan.seeds, policies, plan, out, *KNOWN_FLAGS
     )
-    if code or plan is QUICK or not _has_data(FASHION):
+    if code or not has_second:
         return code
-    natives = [out / f"{FASHION}-{seed}.pt" for seed in range(1, num_native + 1)]
     arms = (*_arms(policies), *(_arms(natives) if natives else ()), *BASELINES)
-    return _train(FASHION, natives, plan, out, *REAL_DATA) or _compare(
-        FASHION, arms, UNKNOWN_SEEDS, natives, plan, out, *UNKNOWN_FLAGS, *REAL_DATA
-    )
+    return _compare(FASHION, arms, UNKNOWN_SEEDS, natives, plan, out, *UNKNOWN_FLAGS, *REAL_DATA)
+
+
+def _courses(preset: str, policies: Sequence[Path], flags: tuple[str, ...]) -> list[Course]:
+    """Return what makes policies under the seeds 1, 2, 3 and so on."""
+    return [Course(preset, seed, policy, flags) for seed, policy in enumerate(policies, start=1)]
 
 
 def _has_data(preset: str) -> bool:
@@ -128,47 +133,6 @@ def _has_data(preset: str) -> bool:
         print(f"{preset} is left out: {error}")
         return False
     return True
-
-
-def _train(preset: str, policies: Sequence[Path], plan: Plan, out: Path, *more: str) -> int:
-    """Train the policies that are not there yet, under the seeds 1, 2, 3 and so on."""
-    for seed, policy in enumerate(policies, start=1):
-        code = ExitCode.OK if policy.exists() else _train_one(preset, seed, policy, plan, out, more)
-        if code:
-            return code
-    return ExitCode.OK
-
-
-def _train_one(
-    preset: str, seed: int, policy: Path, plan: Plan, out: Path, more: Sequence[str]
-) -> int:
-    runs = out / "runs"
-    begun = _checkpoint(runs, preset, seed)
-    code = esper_train(
-        [
-            *("ppo", "--preset", preset, "--seed", str(seed), "--telemetry-dir", str(runs)),
-            *(() if begun is None else ("--resume", str(begun))),
-            *more,
-            *plan.flags,
-        ]
-    )
-    last = _checkpoint(runs, preset, seed)
-    if code == ExitCode.OK and last is not None:
-        write_atomically(FileSystem(), policy, last.read_bytes())
-    return code
-
-
-def _checkpoint(runs: Path, preset: str, seed: int) -> Path | None:
-    """Return the newest checkpoint of the newest training run under a seed."""
-    for run_dir in sorted(runs.glob("*_*"), reverse=True):
-        try:
-            training = read_manifest(run_dir).job.training
-        except UnreadableFileError:
-            continue  # it was killed before it began
-        checkpoint = CheckpointStore(run_dir / CHECKPOINTS_DIRECTORY).latest()
-        if checkpoint is not None and (training.preset, training.seed) == (preset, seed):
-            return checkpoint
-    return None
 
 
 def _arms(policies: Sequence[Path]) -> tuple[str, ...]:
@@ -201,7 +165,7 @@ def _compare(
 
 def _training_run(policy: Path, out: Path) -> Path | None:
     try:
-        return run_directory_of(load_run(policy), out / "runs")
+        return run_directory_of(load_run(policy), runs_directory(out))
     except UsageError as error:
         print(f"how it learned is left out of the report: {error}")
         return None

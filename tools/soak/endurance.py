@@ -1,10 +1,12 @@
 """A long run on a tiny task: memory, threads and open files stay what they are."""
 
+import multiprocessing
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,6 +94,16 @@ def long_run(folder: Path, seconds: float) -> Logbook:
         except InterruptedRunError:
             return logbook
     raise AssertionError("the run ended before its time")
+
+
+def steady_samples(folder: Path, seconds: float) -> list[Sample]:
+    """Train for so long, in a process that has done nothing else before."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_steady_samples, folder, seconds).result()
+
+
+def _steady_samples(folder: Path, seconds: float) -> list[Sample]:
+    return long_run(folder, seconds).steady()
 
 
 def rows(is_quick: bool) -> Iterator[Row]:
