@@ -90,6 +90,8 @@ def test_numbers_change_while_the_run_goes_on(
         expect(page.locator("#verdict-headline")).to_contain_text("Finished")
         expect(page.locator("#progress-text")).to_contain_text("100.0 %")
         assert before != page.locator("#progress-text").inner_text()
+        last_round = f"after round {STORY.num_rounds}"
+        expect(page.locator("#progress-facts")).to_contain_text(last_round)
         expect(page.locator("#env-grid .env")).to_have_count(STORY.num_envs)
 
 

@@ -58,9 +58,10 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
     ),
     "gradient_norm": Threshold(
         label="gradient norm",
-        watch=5.0,
-        act=10.0,
-        meaning="the policy's gradient is large before clipping",
+        # Healthy updates of the recipes lie around 10; what is unusual for a run is an alarm.
+        watch=20.0,
+        act=50.0,
+        meaning="the policy's gradient is far beyond what clipping is for",
     ),
     "entropy": Threshold(
         label="policy entropy",

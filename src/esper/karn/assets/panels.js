@@ -30,8 +30,13 @@ export function showProgress(progress) {
     ["Accuracy now", number(progress.accuracy_pct, 1, " %")],
     ["Best round", number(progress.best_accuracy_pct, 1, " %")],
     ["Episodes", isMissing(progress.episodes_completed) ? MISSING : String(progress.episodes_completed)],
-    ["Checkpoint", isMissing(progress.last_checkpoint_round) ? MISSING : `after ${progress.last_checkpoint_round} rounds`],
+    ["Checkpoint", checkpointText(progress.last_checkpoint_round)],
   ]);
+}
+
+function checkpointText(roundsCompleted) {
+  if (isMissing(roundsCompleted)) return MISSING;
+  return roundsCompleted === 0 ? "before round 1" : `after round ${roundsCompleted}`;
 }
 
 export function showAlarms(alarms) {
