@@ -1,10 +1,12 @@
-"""The layers of hosts and seeds: groups and initial values."""
+"""The layers of hosts and seeds: groups, initial values, convolutions of one pixel."""
 
 import math
 
 import pytest
+import torch
 from tests.kasmina.tools import generator, unchanged_global_rng
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from esper.kasmina.layers import (
     Conv2d,
@@ -47,3 +49,35 @@ def test_zero_layers_stay_zero() -> None:
     initialise(nn.ModuleList([layer, norm]), generator())
     for parameter in (*layer.parameters(), *norm.parameters()):
         assert (parameter == 0).all()
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_convolution_of_one_pixel_is_a_convolution(
+    memory_format: torch.memory_format, size: int
+) -> None:
+    layer = Conv2d(3, 5, 1)
+    initialise(layer, generator())
+    x = torch.randn(4, 3, size, size, generator=generator(), dtype=torch.double)
+    x = x.contiguous(memory_format=memory_format).requires_grad_()
+    layer.double()
+    found = layer(x)
+    expected = functional.conv2d(x, layer.weight)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(gradients(found, x, layer), gradients(expected, x, layer), strict=True):
+        torch.testing.assert_close(one, other)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def gradients(y: Tensor, x: Tensor, layer: Conv2d) -> tuple[Tensor, ...]:
+    return torch.autograd.grad((y * torch.arange(y.numel()).view(y.shape)).sum(), (x, layer.weight))
+
+
+def test_a_convolution_of_one_pixel_is_the_same_with_and_without_gradients() -> None:
+    layer = Conv2d(4, 8, 1)
+    initialise(layer, generator())
+    x = torch.randn(3, 4, 5, 5, generator=generator())
+    learning = layer(x)
+    layer.requires_grad_(False)
+    assert torch.equal(layer(x), learning)

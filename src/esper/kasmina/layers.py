@@ -24,7 +24,11 @@ EMBEDDING_STD: Final = 0.02
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution without bias that keeps height and width and waits for `initialise`."""
+    """A convolution without bias that keeps height and width and waits for `initialise`.
+
+    Of one pixel, it is a matrix product over the channels: for the few of a small host that takes
+    half the time that oneDNN's convolution does.
+    """
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int, *, groups: int = 1
@@ -37,9 +41,21 @@ class Conv2d(nn.Conv2d):
             groups=groups,
             bias=False,
         )
+        self.is_pointwise = kernel_size == 1 and groups == 1
 
     def reset_parameters(self) -> None:
         """Leave the parameters to `initialise`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, in, height, width) to (batch, out, height, width)."""
+        if not self.is_pointwise:
+            return super().forward(x)
+        batch, channels, height, width = x.shape
+        # One matrix: of more dimensions, torch would multiply in an order that depends on whether
+        # the weights need a gradient.
+        pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
+        mixed = functional.linear(pixels, self.weight.flatten(1))
+        return mixed.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
 class Linear(nn.Linear):
