@@ -121,6 +121,19 @@ def test_fashion_mnist_is_read_from_the_data_directory(
     assert dataset.val.targets.tolist() == [2, 3]
 
 
+def test_clothes_are_shrunk_to_what_the_host_looks_at(tmp_path: Path) -> None:
+    write_files(tmp_path, fashion_files())
+    whole, small = (
+        load(task, "real", tmp_path).train for task in ("fashion_mnist", "fashion_growth")
+    )
+
+    expected = torch.nn.functional.avg_pool2d(whole.inputs.double(), 2)
+    assert small.inputs.dtype == torch.uint8
+    assert small.inputs.shape == (len(whole), 1, 14, 14)
+    assert float((small.inputs - expected).abs().max()) <= 0.5
+    assert torch.equal(small.targets, whole.targets)
+
+
 def test_fashion_mnist_of_the_debian_package_is_found(tmp_path: Path) -> None:
     write_files(tmp_path / "debian", fashion_files(), zipped=True)
 

@@ -137,6 +137,19 @@ def test_plugins_are_asked_once_and_only_when_somebody_looks(
     assert asked == [True]
 
 
+def test_other_processes_know_what_is_installed_and_not_what_was_registered_here(
+    monkeypatch: pytest.MonkeyPatch, stripes: ModuleType
+) -> None:
+    registry = TaskRegistry(find_plugins=lambda: [plugin("documented_stripes:register")])
+    monkeypatch.setattr(tasks, "_REGISTRY", registry)
+    by_hand = msgspec.structs.replace(stripes.STRIPES, name="by_hand")
+    tasks.register_task(by_hand, load=stripes.load_stripes)
+
+    known = {name: tasks.is_installed_task(name) for name in ("digits", "stripes", "by_hand")}
+
+    assert known == {"digits": True, "stripes": True, "by_hand": False}
+
+
 @pytest.mark.parametrize("value", ["no_such_module:register", "math:no_such", "math:sqrt"])
 def test_plugin_that_fails_is_named_with_a_way_on(value: str) -> None:
     registry = TaskRegistry(find_plugins=lambda: [plugin(value)])

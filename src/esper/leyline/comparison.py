@@ -8,6 +8,7 @@ import msgspec
 
 from esper.leyline.actions import Blueprint, Style
 from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.config import Job
 from esper.leyline.learning import LearningReport
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "Contrast",
     "EpisodeMeasure",
     "Estimate",
+    "RunAnswer",
+    "RunOrder",
     "Sprout",
 ]
 
@@ -73,6 +76,28 @@ class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
     envs: tuple[EpisodeMeasure, ...]
     """Envs that broke are missing."""
     num_failed: int
+
+
+class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that another process is to make."""
+
+    job: Job
+    arms: tuple[str, ...]
+    """All of the comparison, as they were named: one may copy another."""
+    arm: str
+    stratum: int
+    seed: int
+    is_greedy: bool
+    model: ArmRun | None = None
+    """What a static arm copies."""
+
+
+class RunAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was made for another process, or why it was not."""
+
+    run: ArmRun | None = None
+    error: str = ""
+    exit_code: int = 0
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

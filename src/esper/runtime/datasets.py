@@ -46,6 +46,26 @@ class Split:
         index = torch.arange(max_rows) * len(self) // max_rows
         return Split(inputs=self.inputs[index], targets=self.targets[index])
 
+    def shrunk(self, image_size: int) -> "Split":
+        """Return square images of bytes at a size that divides theirs: each pixel a mean of many.
+
+        Raises:
+            ContractError: if the size does not divide theirs.
+        """
+        height, width = self.inputs.shape[2:]
+        factor = height // image_size
+        if (height, width) != (factor * image_size,) * 2:
+            raise ContractError(f"images of {height} x {width} cannot be shrunk to {image_size}")
+        if factor == 1:
+            return self
+        corners = [(row, column) for row in range(factor) for column in range(factor)]
+        # Strided views, one per corner of the squares: five times as fast as a sum over squares.
+        sums = self.inputs[:, :, ::factor, ::factor].int()
+        for row, column in corners[1:]:
+            sums += self.inputs[:, :, row::factor, column::factor]
+        rounded = sums.add_(len(corners) // 2).div_(len(corners), rounding_mode="floor")
+        return Split(inputs=rounded.to(torch.uint8), targets=self.targets)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PixelScale:
@@ -80,3 +100,8 @@ class TensorDataset:
     def with_held_out(self, max_rows: int) -> "TensorDataset":
         """Return these data with at most so many rows to validate and to test on."""
         return replace(self, val=self.val.spread(max_rows), test=self.test.spread(max_rows))
+
+    def with_images_of(self, image_size: int) -> "TensorDataset":
+        """Return these images at another size."""
+        train, val, test = (part.shrunk(image_size) for part in (self.train, self.val, self.test))
+        return replace(self, train=train, val=val, test=test)

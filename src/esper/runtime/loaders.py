@@ -113,10 +113,12 @@ def _shipped_digits(_: DataRequest) -> TensorDataset:
 
 
 def load_fashion_mnist(spec: TaskSpec, request: DataRequest) -> TensorDataset:
-    """Load Fashion-MNIST."""
-    make_up = partial(synthetic_images, _cnn(spec), FASHION_SIZES)
+    """Load Fashion-MNIST, at the size that the host looks at."""
+    host = _cnn(spec)
+    make_up = partial(synthetic_images, host, FASHION_SIZES)
     attempts = [_find_fashion_mnist, _fetch_fashion_mnist]
-    return _first_available(request, "fashion_mnist", attempts, make_up)
+    dataset = _first_available(request, "fashion_mnist", attempts, make_up)
+    return dataset.with_images_of(host.image_size)
 
 
 def _find_fashion_mnist(request: DataRequest) -> TensorDataset | None:

@@ -21,6 +21,7 @@ __all__ = [
     "TaskLoader",
     "TaskRegistry",
     "all_tasks",
+    "is_installed_task",
     "load_dataset",
     "register_task",
     "registered_task",
@@ -61,12 +62,14 @@ class TaskRegistry:
 
     find_plugins: Callable[[], Iterable[EntryPoint]] = installed_plugins
     _tasks: dict[str, RegisteredTask] = field(init=False)
+    _installed: set[str] = field(init=False)
     _has_asked: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._tasks = {
             name: RegisteredTask(spec=spec, load=_load_shipped) for name, spec in TASKS.items()
         }
+        self._installed = set(self._tasks)
 
     def register(self, task: RegisteredTask) -> None:
         """Add a task."""
@@ -83,10 +86,16 @@ class TaskRegistry:
         """Return the task with this name."""
         return self._tasks[task_named(name, self.all_tasks()).name]
 
+    def is_installed(self, name: str) -> bool:
+        """Tell whether every process knows the task, and not only this one."""
+        self._ask_plugins()
+        return name in self._installed
+
     def _ask_plugins(self) -> None:
         if self._has_asked:
             return
         self._has_asked = True
+        by_hand = set(self._tasks) - self._installed
         for plugin in self.find_plugins():
             try:
                 plugin.load()()
@@ -95,6 +104,7 @@ class TaskRegistry:
             except Exception as error:  # whatever somebody else's code raises
                 reason = f"{plugin.value} failed: {error!r}; repair or uninstall the package"
                 raise TaskPluginError(plugin.name, reason) from error
+        self._installed = set(self._tasks) - by_hand
 
 
 _REGISTRY: Final = TaskRegistry()
@@ -116,6 +126,11 @@ def register_task(
 def all_tasks() -> Mapping[str, TaskSpec]:
     """Return every task, shipped or registered, by its name."""
     return _REGISTRY.all_tasks()
+
+
+def is_installed_task(name: str) -> bool:
+    """Tell whether every process knows the task, and not only this one."""
+    return _REGISTRY.is_installed(name)
 
 
 def registered_task(name: str) -> RegisteredTask:

@@ -116,6 +116,7 @@ def _compare(arguments: Namespace) -> ComparisonReport:
         seeds=seeds,
         directory=Path(arguments.out),
         greedy=arguments.greedy,
+        in_processes=True,
         progress=None if job.run.quiet else _tell,
     )
     return msgspec.structs.replace(report, learning=learning)

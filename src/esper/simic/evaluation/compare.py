@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import msgspec
 
-from esper.leyline.comparison import ArmRun, ComparisonReport
+from esper.leyline.comparison import ArmRun, ComparisonReport, RunOrder
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
 from esper.nissa.files import FileSystem, write_atomically
 from esper.runtime.datasets import TensorDataset
+from esper.runtime.tasks import is_installed_task
 from esper.simic.evaluation.arms import Arm, run_arm
+from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.machine import num_lanes_for, one_thread_per_worker, warm_up_math
 from esper.simic.training.vectorized import load_data
@@ -90,13 +93,14 @@ def compare(
     seeds: Sequence[int],
     directory: Path,
     greedy: bool = False,
+    in_processes: bool = False,
     progress: Progress | None = None,
     shutdown_event: threading.Event | None = None,
 ) -> ComparisonReport:
     """Run what is missing of every arm under every seed, and sum all of it up.
 
     Runs of the first seed are alone on the machine and tell the wall-clock; on the CPU the others
-    go side by side, one per lane.
+    go side by side, as many as there are lanes.
 
     Args:
         job: what to grow; its seed is that of the bootstrap, its rounds do not count.
@@ -104,6 +108,8 @@ def compare(
         seeds: one round of envs each, the same for all arms.
         directory: where runs are kept.
         greedy: policies take the likeliest choices instead of sampling.
+        in_processes: runs that go side by side have a process each, which is faster; those of a
+            task that only this process knows share it all the same.
         progress: hears of every run.
         shutdown_event: set it to stop at the next cancellation point.
     """
@@ -116,6 +122,7 @@ def compare(
         warm_up_math()
         bench = _Workbench(
             job=job,
+            arms=arms,
             store=RunStore(directory=directory, job=job, greedy=greedy),
             stop=stop,
             dataset=load_data(job, stop),
@@ -126,7 +133,10 @@ def compare(
             bench.run_alone(first)
             # Seed by seed, so that what an interrupted comparison has is paired.
             rest = [chain for chains in others for chain in chains]
-            (bench.run_side_by_side if _is_on_cpu(job) else bench.run_alone)(rest)
+            if _is_on_cpu(job):
+                bench.run_side_by_side(rest, in_processes=in_processes)
+            else:
+                bench.run_alone(rest)
         except InterruptedRunError:
             num_wanted = len(seeds) * sum(arm.num_strata for arm in arms)
             raise InterruptedRunError(
@@ -166,11 +176,14 @@ class _Workbench:
     """Finds runs or makes them."""
 
     job: Job
+    arms: Sequence[Arm]
     store: RunStore
     stop: StopFlag
     dataset: TensorDataset
     progress: Progress | None
     runs: dict[tuple[str, int, int], ArmRun] = field(default_factory=dict)
+    _idle: SimpleQueue[RunProcess] | None = None
+    """Processes that wait for an order; None where runs share this one."""
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
     def run_alone(self, chains: Sequence[_Chain]) -> None:
@@ -178,9 +191,19 @@ class _Workbench:
         for chain in chains:
             self._follow(chain, is_alone=True)
 
-    def run_side_by_side(self, chains: Sequence[_Chain]) -> None:
+    def run_side_by_side(self, chains: Sequence[_Chain], *, in_processes: bool) -> None:
         """Make as many runs at a time as there are lanes; after a failure none is begun."""
         num_workers = num_lanes_for(self.job.run.lanes, len(chains))
+        if not in_processes or not is_installed_task(self.job.training.task):
+            self._run_on_threads(chains, num_workers)
+            return
+        with run_processes(num_workers) as processes:
+            self._idle = SimpleQueue()
+            for process in processes:
+                self._idle.put(process)
+            self._run_on_threads(chains, num_workers)
+
+    def _run_on_threads(self, chains: Sequence[_Chain], num_workers: int) -> None:
         with ThreadPoolExecutor(num_workers, thread_name_prefix="esper-run") as pool:
             waiting = [pool.submit(self._follow, chain, is_alone=False) for chain in chains]
             try:
@@ -205,19 +228,44 @@ class _Workbench:
                     self.progress(run, kept is not None)
 
     def _make(self, wanted: _Wanted, *, is_alone: bool) -> ArmRun:
-        model = wanted.arm.copies
-        lanes = self.job.run.lanes if is_alone else 1
-        run = run_arm(
-            msgspec.structs.replace(
-                self.job, run=msgspec.structs.replace(self.job.run, lanes=lanes)
-            ),
+        copied = wanted.arm.copies
+        model = None if copied is None else self.runs[wanted._replace(arm=copied).key]
+        if is_alone:
+            return self._make_here(wanted, model, self.job)
+        job = msgspec.structs.replace(self.job, run=msgspec.structs.replace(self.job.run, lanes=1))
+        if self._idle is None:
+            run = self._make_here(wanted, model, job)
+        else:
+            run = self._make_elsewhere(wanted, model, job, self._idle)
+        # What others left of the machine tells nothing about the run.
+        return msgspec.structs.replace(run, wall_s=None)
+
+    def _make_here(self, wanted: _Wanted, model: ArmRun | None, job: Job) -> ArmRun:
+        return run_arm(
+            job,
             wanted.arm,
             stratum=wanted.stratum,
             seed=wanted.seed,
             stop=self.stop,
             greedy=self.store.greedy,
-            model=None if model is None else self.runs[wanted._replace(arm=model).key],
+            model=model,
             dataset=self.dataset,
         )
-        # What others left of the machine tells nothing about the run.
-        return run if is_alone else msgspec.structs.replace(run, wall_s=None)
+
+    def _make_elsewhere(
+        self, wanted: _Wanted, model: ArmRun | None, job: Job, idle: SimpleQueue[RunProcess]
+    ) -> ArmRun:
+        order = RunOrder(
+            job=job,
+            arms=tuple(arm.name for arm in self.arms),
+            arm=wanted.arm.name,
+            stratum=wanted.stratum,
+            seed=wanted.seed,
+            is_greedy=self.store.greedy,
+            model=model,
+        )
+        process = idle.get()
+        try:
+            return process.make(order, self.stop)
+        finally:
+            idle.put(process)
