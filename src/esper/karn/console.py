@@ -32,6 +32,14 @@ __all__ = ["Console"]
 REFRESH_S: Final = 0.25
 
 
+class _Stream(RichConsole):
+    """A console that leaves a closed pipe to the command, which ends quietly."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what was caught: rich would leave through SystemExit, past the loop's clean-up."""
+        raise
+
+
 class Console:
     """Shows a run to whoever started it. `on_event` may be called from any thread.
 
@@ -64,7 +72,7 @@ class Console:
         if isinstance(file, io.TextIOWrapper):
             # A sign that the stream cannot write becomes a question mark, not an end of the run.
             file.reconfigure(errors="replace")
-        self._rich = RichConsole(
+        self._rich = _Stream(
             file=file,
             force_terminal=is_terminal,
             width=width,

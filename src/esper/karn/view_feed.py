@@ -69,6 +69,8 @@ class ViewFeed:
         while True:
             try:
                 has_read = await anyio.to_thread.run_sync(self._read_more)
+            except BrokenPipeError:
+                raise  # of a listener: whoever it wrote for has left
             except (OSError, UnreadableFileError):
                 # The view stays as it is. Whether a lost log ends the run is not its business:
                 # the hub notices by itself.

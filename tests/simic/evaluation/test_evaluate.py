@@ -227,7 +227,7 @@ def test_a_lane_that_hangs_ends_the_evaluation_with_its_stack_in_the_log(
     monkeypatch.setattr(TrainingWork, "begin_train", hang)
     try:
         with pytest.raises(RunFailedError, match=r"lane-0 \(envs 0\).*--lane-deadline"):
-            evaluate_policy(checkpoint_of(trained), seeds=[1, 2], lanes=2, lane_deadline_s=0.5)
+            evaluate_policy(checkpoint_of(trained), seeds=[1, 2], lanes=2, lane_deadline_s=3.0)
     finally:
         released.set()
     assert "in hang" in caplog.text
