@@ -52,9 +52,10 @@ def timeless(run: ArmRun) -> ArmRun:
 
 
 def test_what_a_run_refuses_is_refused_here(process: RunProcess, tmp_path: Path) -> None:
-    job = short_job(tmp_path, data="real", task="cifar_baseline", slots=("r0c0",))
-    with pytest.raises(UsageError, match="cifar10"):
-        process.make(order_for(job, "wait"), StopFlag())
+    arms = ("ppo:builtin:digits_growth", "wait")
+    order = order_for(short_job(tmp_path, slots=("r0c0",)), arms[0])
+    with pytest.raises(UsageError, match="--slots"):
+        process.make(msgspec.structs.replace(order, arms=arms), StopFlag())
 
 
 def test_a_process_that_dies_is_told_with_the_way_on(process: RunProcess, tmp_path: Path) -> None:
