@@ -98,19 +98,21 @@ def test_signal_ends_a_comparison_with_the_way_on(tmp_path: Path, awaited: str) 
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        # The next run begins when the one before is told.
-        told = [process.stderr.readline()]
-        while not told[-1].startswith(awaited):
-            told.append(process.stderr.readline())
+        told: list[str] = []
+        while not told or not told[-1].startswith(awaited):
+            told.append(next(process.stderr))
+        # Other runs are under way, or about to begin.
         os.kill(process.pid, signal.SIGTERM)
-        *others, last = process.communicate(timeout=60)[1].splitlines()
+        told += process.stderr
+        process.wait(timeout=60)
 
+    *made, last = told
     assert process.returncode == 130
-    assert all(line.startswith("seed ") for line in (*told, *others))
-    assert f"{len(told) + len(others)} of 14 runs are kept in" in last
-    assert last.endswith("give the same command again to go on")
+    assert all(line.startswith("seed ") for line in made)
+    assert f"{len(made)} of 14 runs are kept in" in last
+    assert last.rstrip().endswith("give the same command again to go on")
     kept = list((tmp_path / "runs").iterdir())
-    assert len(kept) == len(told) + len(others) < 14
+    assert len(kept) == len(made) < 14
     assert all(msgspec.json.decode(path.read_bytes(), type=ArmRun).envs for path in kept)
     assert not (tmp_path / "report.html").exists()
 

@@ -56,7 +56,7 @@ def test_a_run_in_a_pipe_writes_whole_lines_and_a_summary(
     assert "\x1b" not in out
 
 
-def test_a_run_whose_reader_leaves_ends_with_a_valid_log(tmp_path: Path) -> None:
+def test_a_run_whose_reader_leaves_is_interrupted_and_can_go_on(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "esper.scripts.train", "wait", "--telemetry-dir", str(tmp_path)),
         *("--rounds", "100000", "--envs", "1", "--episode-length", "1"),
@@ -72,9 +72,13 @@ def test_a_run_whose_reader_leaves_ends_with_a_valid_log(tmp_path: Path) -> None
         finally:
             process.kill()
 
-    assert (process.returncode, told) == (0, "")
+    assert (process.returncode, told.count("\n")) == (130, 1)
+    assert "nobody reads its output any more" in told
     (run_dir,) = tmp_path.iterdir()
     assert validate_run(run_dir).is_valid
+    last = json.loads((run_dir / "events.jsonl").read_bytes().splitlines()[-1])
+    assert (last["event_type"], last["data"]["status"]) == ("RUN_FINISHED", "interrupted")
+    assert list((run_dir / "checkpoints").glob("round-*.pt"))
 
 
 def test_json_summary_is_all_that_stdout_gets(

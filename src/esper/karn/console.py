@@ -33,7 +33,7 @@ REFRESH_S: Final = 0.25
 
 
 class _Stream(RichConsole):
-    """A console that leaves a closed pipe to the command, which ends quietly."""
+    """A console that leaves a closed pipe to the run, which ends in order."""
 
     def on_broken_pipe(self) -> None:
         """Raise what was caught: rich would leave through SystemExit, past the loop's clean-up."""

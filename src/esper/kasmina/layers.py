@@ -27,7 +27,7 @@ class Conv2d(nn.Conv2d):
     """A convolution without bias that keeps height and width and waits for `initialise`.
 
     Of one pixel, it is a matrix product over the channels: for the few of a small host that takes
-    half the time that oneDNN's convolution does.
+    half the time that oneDNN's convolution does. (On a GPU it was not measured.)
     """
 
     def __init__(

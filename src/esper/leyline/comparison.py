@@ -86,6 +86,8 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     """All of the comparison, as they were named: one may copy another."""
     arm: str
     stratum: int
+    digest: str
+    """Of what decides: the other process reads it anew."""
     seed: int
     is_greedy: bool
     model: ArmRun | None = None

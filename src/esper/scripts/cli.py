@@ -38,19 +38,27 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except EsperError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
+        _leave_stdout_in_order()
         return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # The reader left (`| head`), which is no failure. Python flushes stdout once more at
-        # exit and would complain then, so stdout is pointed at nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader left (`| head`), which is no failure.
+        _leave_stdout_in_order()
         return int(ExitCode.OK)
     except Exception:
         # A bug of ours: whoever reports it needs to know where it is.
         traceback.print_exc()
         return int(ExitCode.INTERNAL)
     return code
+
+
+def _leave_stdout_in_order() -> None:
+    """Point stdout at nothing if its reader has left: Python flushes it at exit, and complains."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

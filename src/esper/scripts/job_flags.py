@@ -89,7 +89,7 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         _switch("--amp", "training.amp", "train hosts in mixed precision"),
         _flag("--amp-dtype", "training.amp_dtype", "precision under --amp"),
         _flag("--compile-mode", "training.compile_mode", "how the policy is compiled"),
-        _flag("--lanes", "run.lanes", "worker threads", int),
+        _flag("--lanes", "run.lanes", "worker threads, or processes of a comparison", int),
         _flag("--lane-deadline", "run.lane_deadline_s", "silence after which a lane hangs", float),
     ),
     "policy and update": (

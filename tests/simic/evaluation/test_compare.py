@@ -1,6 +1,7 @@
 """Arms side by side: paired, kept, exact."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from esper.leyline.errors import (
     UnreadableFileError,
     UsageError,
 )
+from esper.runtime.tasks import registered_task
 from esper.simic.evaluation import compare as comparing
 from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
 from esper.simic.evaluation.compare import compare
@@ -235,6 +237,18 @@ def test_runs_of_another_configuration_are_not_taken_for_these(
     assert len(paths_of(static, jobs, tmp_path)) == 4
     # Choices are likely or not for a policy only.
     assert len(paths_of(wait, jobs, tmp_path)) == 2
+
+
+def test_runs_of_a_task_that_has_changed_are_not_taken_for_these(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wait, _) = parse_arms(["wait", "random"])
+    before = paths_of(wait, [job], tmp_path)
+    task = registered_task(job.training.task)
+    changed = msgspec.structs.replace(task.spec, batch_size=7)
+    monkeypatch.setattr(comparing, "registered_task", lambda _: replace(task, spec=changed))
+
+    assert before.isdisjoint(paths_of(wait, [job], tmp_path))
 
 
 def test_kept_run_that_cannot_be_read_says_what_to_do(job: Job, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,15 @@ from tests.simic.training.runs import tiny_job
 from esper.leyline.comparison import ArmRun, ComparisonReport, RunOrder
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, RunFailedError, UsageError
-from esper.simic.evaluation.arms import parse_arms, run_arm
+from esper.simic.evaluation import compare as comparing
+from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.training.machine import one_thread_per_worker
 from esper.tolaria.stopping import StopFlag
 
 ARMS = ("wait", "random")
+POLICY = "ppo:builtin:digits_growth"
 
 
 def short_job(tmp_path: Path, **settings: Any) -> Job:
@@ -29,7 +34,17 @@ def short_job(tmp_path: Path, **settings: Any) -> Job:
 
 
 def order_for(job: Job, arm: str, seed: int = 5) -> RunOrder:
-    return RunOrder(job=job, arms=ARMS, arm=arm, stratum=0, seed=seed, is_greedy=False)
+    arms = ARMS if arm in ARMS else (arm, *ARMS)
+    (chosen,) = (parsed for parsed in parse_arms(arms) if parsed.name == arm)
+    return RunOrder(
+        job=job,
+        arms=arms,
+        arm=arm,
+        stratum=0,
+        digest=chosen.digest(0),
+        seed=seed,
+        is_greedy=False,
+    )
 
 
 @pytest.fixture
@@ -52,10 +67,15 @@ def timeless(run: ArmRun) -> ArmRun:
 
 
 def test_what_a_run_refuses_is_refused_here(process: RunProcess, tmp_path: Path) -> None:
-    arms = ("ppo:builtin:digits_growth", "wait")
-    order = order_for(short_job(tmp_path, slots=("r0c0",)), arms[0])
+    order = order_for(short_job(tmp_path, slots=("r0c0",)), POLICY)
     with pytest.raises(UsageError, match="--slots"):
-        process.make(msgspec.structs.replace(order, arms=arms), StopFlag())
+        process.make(order, StopFlag())
+
+
+def test_a_policy_that_is_another_by_now_is_refused(process: RunProcess, tmp_path: Path) -> None:
+    order = order_for(short_job(tmp_path), POLICY)
+    with pytest.raises(UsageError, match="has changed since the comparison began"):
+        process.make(msgspec.structs.replace(order, digest="of another"), StopFlag())
 
 
 def test_a_process_that_dies_is_told_with_the_way_on(process: RunProcess, tmp_path: Path) -> None:
@@ -63,28 +83,84 @@ def test_a_process_that_dies_is_told_with_the_way_on(process: RunProcess, tmp_pa
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
 
-    with pytest.raises(RunFailedError, match=r"random under seed 7 ended with code -9; give"):
+    with pytest.raises(RunFailedError, match=r"random under seed 7 ended with code -9; .* goes on"):
         process.make(order_for(short_job(tmp_path), "random", seed=7), StopFlag())
+
+    # What comes next is nobody else's failure.
+    assert process.make(order_for(short_job(tmp_path), "wait"), StopFlag()).arm == "wait"
 
 
 def test_a_stop_ends_the_wait_and_the_process_its_run(tmp_path: Path) -> None:
     stop, endless = StopFlag(), short_job(tmp_path, max_epochs=10_000)
-    asker = threading.Timer(1.0, stop.set, args=("enough",))
-    asker.start()
+    asker = threading.Timer(0.5, stop.set, args=("enough",))
 
-    with run_processes(1) as (process,), pytest.raises(InterruptedRunError, match="enough"):
-        process.make(order_for(endless, "wait"), stop)
+    with run_processes(1) as (process,):
+        # It is up now: the endless run begins at once.
+        process.make(order_for(short_job(tmp_path), "wait"), stop)
+        pid = process.pid
+        asker.start()
+        with pytest.raises(InterruptedRunError, match="enough"):
+            process.make(order_for(endless, "wait"), stop)
 
-    assert process.pid is not None
+    assert pid is not None
     with pytest.raises(ProcessLookupError):
-        os.kill(process.pid, 0)
-    asker.join()
+        os.kill(pid, 0)
 
 
-def test_a_comparison_in_processes_is_the_comparison(tmp_path: Path) -> None:
+def test_a_process_ends_with_the_one_that_gives_its_orders(tmp_path: Path) -> None:
+    order = order_for(short_job(tmp_path, max_epochs=10_000), "wait")
+    (tmp_path / "order.json").write_bytes(msgspec.json.encode(order))
+    command = [sys.executable, "-c", _ORDERING, str(tmp_path / "order.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as giver:
+        assert giver.stdout is not None
+        pid = int(giver.stdout.readline())
+        os.kill(giver.pid, signal.SIGKILL)
+
+    deadline = time.monotonic() + 60
+    while _is_there(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_there(pid)
+
+
+def _is_there(pid: int) -> bool:
+    """Tell whether a process has not ended; one that nobody has waited for yet has."""
+    told = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip()[:1] not in ("", "Z")
+
+
+_ORDERING = """
+import sys, threading
+from pathlib import Path
+import msgspec
+from esper.leyline.comparison import RunOrder
+from esper.simic.evaluation.run_process import RunProcess
+from esper.tolaria.stopping import StopFlag
+
+order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunOrder)
+process = RunProcess()
+threading.Thread(target=process.make, args=(order, StopFlag())).start()
+while process.pid is None:
+    pass
+print(process.pid, flush=True)
+"""
+"""Gives an order that takes for ever, and says to whom."""
+
+
+def test_a_comparison_in_processes_is_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_here: list[int] = []
+
+    def noted(job: Job, arm: Arm, *, seed: int, **options: Any) -> ArmRun:
+        made_here.append(seed)
+        return run_arm(job, arm, seed=seed, **options)
+
+    monkeypatch.setattr(comparing, "run_arm", noted)
     quick = {"auto_forward": [1, 2, 3], "min_training_steps": 1}
     job = short_job(tmp_path, max_epochs=5, lifecycle=quick)
-    arms = parse_arms(["ppo:builtin:digits_growth", "static-final", "random"])
+    arms = parse_arms([POLICY, "static-final", "random"])
 
     reports = [
         compare(job, arms, seeds=(5, 6), directory=tmp_path / name, in_processes=name == "apart")
@@ -92,6 +168,8 @@ def test_a_comparison_in_processes_is_the_comparison(tmp_path: Path) -> None:
     ]
 
     assert without_times(reports[0]) == without_times(reports[1])
+    # Of the first comparison, only the runs that are timed.
+    assert made_here == [5] * 3 + [5] * 3 + [6] * 3
     kept = [
         sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("apart", "together")
     ]

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import msgspec
 
 from esper.leyline.comparison import ArmRun, ComparisonReport, RunOrder
-from esper.leyline.config import Job
+from esper.leyline.config import DataSource, Job
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
 from esper.nissa.files import FileSystem, write_atomically
 from esper.runtime.datasets import TensorDataset
-from esper.runtime.tasks import is_installed_task
+from esper.runtime.sources import DataOrigin
+from esper.runtime.tasks import is_installed_task, registered_task
 from esper.simic.evaluation.arms import Arm, run_arm
 from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.evaluation.summary import summarize
@@ -60,7 +61,9 @@ class RunStore:
         """Return where a run is kept; whatever could change it is part of the name."""
         training = msgspec.structs.replace(self.job.training, seed=seed, n_episodes=1)
         is_greedy = self.greedy and arm.follows_policy
-        told = msgspec.json.encode([training, arm.command, arm.digest(stratum), is_greedy])
+        # A task may change under its name, as one's own do while they are being written.
+        task = registered_task(training.task).spec
+        told = msgspec.json.encode([task, training, arm.command, arm.digest(stratum), is_greedy])
         digest = hashlib.sha256(told).hexdigest()[:16]
         return self.directory / f"{arm.name.partition(':')[0]}-seed{seed}-{digest}.json"
 
@@ -108,8 +111,8 @@ def compare(
         seeds: one round of envs each, the same for all arms.
         directory: where runs are kept.
         greedy: policies take the likeliest choices instead of sampling.
-        in_processes: runs that go side by side have a process each, which is faster; those of a
-            task that only this process knows share it all the same.
+        in_processes: runs that go side by side have a process each, with the data in it, which is
+            faster; those of a task that only this process knows share it all the same.
         progress: hears of every run.
         shutdown_event: set it to stop at the next cancellation point.
     """
@@ -255,11 +258,16 @@ class _Workbench:
     def _make_elsewhere(
         self, wanted: _Wanted, model: ArmRun | None, job: Job, idle: SimpleQueue[RunProcess]
     ) -> ArmRun:
+        # Another process must not find data where this one had to make them up, nor the reverse.
+        is_made_up = self.dataset.origin is DataOrigin.SYNTHETIC
+        source = DataSource.SYNTHETIC if is_made_up else DataSource.REAL
+        training = msgspec.structs.replace(job.training, data=source)
         order = RunOrder(
-            job=job,
+            job=msgspec.structs.replace(job, training=training),
             arms=tuple(arm.name for arm in self.arms),
             arm=wanted.arm.name,
             stratum=wanted.stratum,
+            digest=wanted.arm.digest(wanted.stratum),
             seed=wanted.seed,
             is_greedy=self.store.greedy,
             model=model,

@@ -9,17 +9,24 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import IO, Final
 
 import msgspec
 
 from esper.leyline.comparison import ArmRun, RunAnswer, RunOrder
-from esper.leyline.errors import EsperError, ExitCode, RunFailedError, UsageError
+from esper.leyline.errors import ContractError, EsperError, ExitCode, RunFailedError, UsageError
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
-from esper.simic.training.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.machine import (
+    one_thread_per_worker,
+    return_free_memory,
+    share_one_heap,
+    warm_up_math,
+)
 from esper.simic.training.vectorized import load_data
 from esper.tolaria.stopping import StopFlag
 
@@ -45,10 +52,11 @@ class RunProcess:
     """Another interpreter that makes one run at a time."""
 
     _child: "subprocess.Popen[bytes] | None" = None
+    """None before the first order, and after one that was not answered."""
 
     @property
     def pid(self) -> int | None:
-        """Return the number of the process; None before its first order."""
+        """Return the number of the process, where there is one."""
         return None if self._child is None else self._child.pid
 
     def make(self, order: RunOrder, stop: StopFlag) -> ArmRun:
@@ -60,28 +68,25 @@ class RunProcess:
             InterruptedRunError: if a stop was asked for.
         """
         child = self._child = self._child or _begin()
-        assert child.stdin is not None, "the child listens"
-        assert child.stdout is not None, "the child answers"
-        # If it has ended, that shows in its answer.
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(msgspec.json.encode(order) + b"\n")
-            child.stdin.flush()
-        while not select.select([child.stdout], [], [], POLL_S)[0]:
-            stop.checkpoint()
-        line = child.stdout.readline()
-        if not line:
-            raise RunFailedError(
-                f"the process that ran {order.arm} under seed {order.seed} ended with code "
-                f"{child.wait()}; give the same command again to go on"
-            )
+        try:
+            line = _answer_of(child, order, stop)
+            if not line:
+                raise RunFailedError(
+                    f"the process that ran {order.arm} under seed {order.seed} ended with code "
+                    f"{child.wait()}; runs that were made are kept, the same command goes on"
+                )
+        except BaseException:
+            self.end()
+            raise
         return _run_in(msgspec.json.decode(line, type=RunAnswer))
 
     def end(self) -> None:
         """End the process; what it has not answered yet is lost."""
-        if self._child is not None:
-            self._child.kill()
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
             # Closes the pipes and waits.
-            self._child.communicate()
+            child.communicate()
 
 
 def _begin() -> "subprocess.Popen[bytes]":
@@ -92,10 +97,24 @@ def _begin() -> "subprocess.Popen[bytes]":
     )
 
 
+def _answer_of(child: "subprocess.Popen[bytes]", order: RunOrder, stop: StopFlag) -> bytes:
+    """Return a line, or nothing if the process has ended."""
+    assert child.stdin is not None, "the child listens"
+    assert child.stdout is not None, "the child answers"
+    # If it has ended, that shows in its answer.
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(msgspec.json.encode(order) + b"\n")
+        child.stdin.flush()
+    while not select.select([child.stdout], [], [], POLL_S)[0]:
+        stop.checkpoint()
+    return child.stdout.readline()
+
+
 def _run_in(answer: RunAnswer) -> ArmRun:
     if answer.run is not None:
         return answer.run
-    raise (UsageError if answer.exit_code == ExitCode.USAGE else RunFailedError)(answer.error)
+    errors = {ExitCode.USAGE: UsageError, ExitCode.INTERNAL: ContractError}
+    raise errors.get(ExitCode(answer.exit_code), RunFailedError)(answer.error)
 
 
 @dataclass(eq=False, slots=True)
@@ -116,11 +135,18 @@ class _Maker:
         stop = StopFlag()
         if order.arms not in self._arms:
             self._arms[order.arms] = parse_arms(order.arms)
+        arm = next(arm for arm in self._arms[order.arms] if arm.name == order.arm)
+        if arm.digest(order.stratum) != order.digest:
+            raise UsageError(
+                f"{order.arm}: its checkpoint has changed since the comparison began; compare a "
+                "copy of it"
+            )
         if self._dataset is None:
             self._dataset = load_data(order.job, stop)
+            return_free_memory()
         return run_arm(
             order.job,
-            next(arm for arm in self._arms[order.arms] if arm.name == order.arm),
+            arm,
             stratum=order.stratum,
             seed=order.seed,
             stop=stop,
@@ -131,15 +157,25 @@ class _Maker:
 
 
 def main() -> int:
-    """Answer orders until there are no more, or nobody to hear of them."""
+    """Answer orders; ends when whoever gives them does, however that comes about."""
+    orders = SimpleQueue[bytes]()
+    share_one_heap()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     with contextlib.suppress(BrokenPipeError), _answers() as answers, one_thread_per_worker():
         warm_up_math()
         maker = _Maker()
-        for line in sys.stdin.buffer:
-            answer = maker.answer(msgspec.json.decode(line, type=RunOrder))
+        while True:
+            answer = maker.answer(msgspec.json.decode(orders.get(), type=RunOrder))
             answers.write(msgspec.json.encode(answer) + b"\n")
             answers.flush()
     return ExitCode.OK
+
+
+def _listen(orders: "SimpleQueue[bytes]") -> None:
+    """Take orders, and end the process behind the last: nobody waits for a run under way."""
+    for line in sys.stdin.buffer:
+        orders.put(line)
+    os._exit(ExitCode.OK)
 
 
 @contextlib.contextmanager

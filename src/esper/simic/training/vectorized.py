@@ -476,12 +476,23 @@ async def _run_trainer(
     try:
         return await supervise(
             partial(trainer.run, started_event(plan)),
-            background=[partial(companion, hub) for companion in companions],
+            background=[partial(_accompany, companion, hub, plan.stop) for companion in companions],
             watchdog=watchdog,
         )
     finally:
         await engine.close()
         lane.close(CLOSE_TIMEOUT_S)
+
+
+async def _accompany(companion: Companion, hub: TelemetryHub, stop: StopFlag) -> None:
+    """Let a companion show the run; one whose reader leaves (`| head`) asks for its end.
+
+    Consumes, produces and waits for what the companion does. Unblocked by: its end.
+    """
+    try:
+        await companion(hub)
+    except* BrokenPipeError:
+        stop.set("nobody reads its output any more")
 
 
 def build_engine(
