@@ -43,7 +43,7 @@ bench: setup  ## Figures beside their targets; writes docs/performance.md.
 soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes about three quarters of an hour.
 	$(BIN)/python -m tools.soak
 
-evidence: setup  ## Train policies, compare them, write docs/evidence.md; hours, goes on if interrupted.
+evidence: setup  ## Train policies, compare them, write docs/evidence.md; two hours, goes on if interrupted.
 	$(BIN)/python -m tools.evidence
 
 clean:
