@@ -7,6 +7,8 @@ import msgspec
 from tests.karn.story import RUN_ID
 from tests.nissa.fake_run import FakeRun
 
+from esper.karn.view_feed import ViewFeed
+
 MANIFEST = msgspec.structs.replace(FakeRun().manifest(), run_id=RUN_ID)
 
 
@@ -23,3 +25,8 @@ def append_lines(directory: Path, lines: Iterable[bytes]) -> None:
     """Let a run go on."""
     with (directory / "events.jsonl").open("ab") as log:
         log.write(b"".join(line + b"\n" for line in lines))
+
+
+def has_read(feed: ViewFeed, num_events: int) -> bool:
+    """Return whether a feed has shown its view so many events."""
+    return feed.snapshot().bus.num_events >= num_events

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from playwright.sync_api import Browser
-from tests.karn.browser import needs_chromium, running_browser, watched_page
+from tests.browser import needs_chromium, running_browser, watched_page
 from tests.karn.comparisons import FIGURE, arm, comparison, learning
 
 from esper.karn.comparison_page import comparison_page

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.karn.browser import dashboard, needs_chromium, running_browser, watched_page
+from tests.browser import dashboard, needs_chromium, running_browser, watched_page
 from tests.karn.runs import append_lines, write_run
 from tests.karn.story import Story
 

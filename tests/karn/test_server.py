@@ -3,16 +3,19 @@
 import contextlib
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx
 import msgspec
 import pytest
 from starlette.applications import Starlette
-from tests.karn.runs import write_run
+from tests.karn.runs import has_read, write_run
 from tests.karn.story import Story
+from tests.nissa.making import wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -25,6 +28,7 @@ from esper.nissa.security import Security
 from esper.nissa.server import ServerAddress, build_app, serve
 
 STORY = Story(num_rounds=2, num_steps=6, has_trouble=False)
+NUM_EVENTS = len(list(STORY.lines()))
 LOOPBACK = "127.0.0.1"
 
 
@@ -49,15 +53,16 @@ async def served(tmp_path: Path, token: str | None = None) -> AsyncIterator[Serv
     while (block := source.log.read_more()) is not None:
         source.feed.publish(block)
     feed = ViewFeed(source, run_dir)
-    feed.drain()
     app = build_app(
         source=source,
         run_dir=run_dir,
         security=Security(host=LOOPBACK, token=token),
-        routes=dashboard_routes(feed),
+        routes=dashboard_routes(feed, run_dir),
     )
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed.run)
+            await anyio.to_thread.run_sync(wait_until, partial(has_read, feed, NUM_EVENTS))
             address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
             dashboard = Served(app, str(address))
             async with dashboard.http:

@@ -1,13 +1,15 @@
 """The feed takes every event once, in order, from a log that grows."""
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
-from tests.karn.runs import append_lines, write_run
+from tests.karn.runs import append_lines, has_read, write_run
 from tests.karn.story import Story, Wire
+from tests.nissa.making import wait_until
 
 from esper.karn.following import FollowedLog, follow, open_source
 from esper.karn.view_feed import ViewFeed, read_run
@@ -104,11 +106,14 @@ async def test_view_of_a_log_that_is_gone_stays_as_it_is(tmp_path: Path) -> None
     while (block := source.log.read_more()) is not None:
         source.feed.publish(block)
     feed = ViewFeed(source, run_dir)
-    feed.drain()
-    (run_dir / "events.jsonl").unlink()
-    source.log.num_bytes += 1
     with anyio.fail_after(20):
-        await feed.run()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed.run)
+            await anyio.to_thread.run_sync(wait_until, partial(has_read, feed, len(LINES)))
+            (run_dir / "events.jsonl").unlink()
+            source.log.num_bytes += 1
+            source.feed.close()
+    assert feed.is_over
     assert feed.snapshot().bus.num_events == len(LINES)
 
 

@@ -8,6 +8,7 @@ from tests.meta.sources import source_modules
 from esper.leyline.actions import HEAD_SPECS, HEADS, head_sizes
 from esper.leyline.config import RunOptions, TrainingConfig
 from esper.simic.training import vectorized
+from esper.simic.training.arguments import NotGiven
 from esper.simic.training.vectorized import train_ppo_vectorized
 
 PROMISED = {
@@ -37,16 +38,23 @@ def test_every_parameter_is_a_keyword_with_a_default() -> None:
         assert parameter.default is not inspect.Parameter.empty, name
 
 
-def test_every_parameter_is_a_key_of_the_configuration_or_an_event() -> None:
+def test_every_key_of_the_configuration_is_a_parameter() -> None:
     keys = {*TrainingConfig.__struct_fields__, *RunOptions.__struct_fields__}
-    assert set(parameters()) - keys == {"ready_event", "shutdown_event"}
+    assert keys <= set(parameters())
+    assert set(parameters()) - keys == {"watch", "ready_event", "shutdown_event"}
 
 
-def test_defaults_are_those_of_the_configuration_or_leave_it_to_the_task() -> None:
-    for name, parameter in parameters().items():
-        for struct in (TrainingConfig(), RunOptions()):
-            if name in struct.__struct_fields__ and parameter.default is not None:
-                assert parameter.default == getattr(struct, name), name
+def test_not_given_has_a_value_of_its_own_that_help_shows() -> None:
+    for struct in (TrainingConfig(), RunOptions()):
+        for name in struct.__struct_fields__:
+            default = parameters()[name].default
+            assert isinstance(default, NotGiven), name
+            assert default.configured == getattr(struct, name), name
+    text = str(inspect.signature(train_ppo_vectorized))
+    assert "lr: float = <task's, else 0.0003>" in text
+    assert "fsync: str = <default 'round'>" in text
+    assert "reward_mode: str = <task's, else 'shaped'>" in text
+    assert "= <task's, else RewardConfig()>" in text
 
 
 def test_entry_point_has_no_nested_function() -> None:

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from websockets.sync.server import Server, ServerConnection, serve
 
-from esper.leyline.errors import UsageError
-from esper.leyline.live import ErrorFrame, Gap, Hello, ServerMessage, Subscription
+from esper.leyline.errors import TelemetryLostError, UsageError
+from esper.leyline.live import CloseCode, ErrorFrame, Gap, Hello, ServerMessage, Subscription
 from esper.nissa.live_client import LiveTail, Notice, TailItem, websocket_url
 
 Script = Callable[[ServerConnection, Subscription], None]
 
 
-def hello(last_seq: int = -1, run_id: str = "run") -> Hello:
-    return Hello(run_id=run_id, schema_version=1, last_seq=last_seq)
+def hello(last_seq: int = -1, run_id: str = "run", *, is_subscribed: bool = False) -> Hello:
+    return Hello(run_id=run_id, schema_version=1, last_seq=last_seq, is_subscribed=is_subscribed)
 
 
 def event(seq: int) -> bytes:
@@ -41,6 +41,7 @@ class FakeServer:
         send(connection, hello(4))
         text = connection.recv(timeout=5)
         self.subscriptions.append(msgspec.json.decode(text, type=Subscription))
+        send(connection, hello(4, is_subscribed=True))
         next(self._scripts)(connection, self.subscriptions[-1])
 
 
@@ -80,6 +81,29 @@ def test_events_and_gaps_come_in_order_until_the_run_ends() -> None:
     assert tail(server, Subscription(types=["A"])) == [event(5), gap, event(8), event(9)]
     assert server.subscriptions[0].types == ["A"]
     assert server.subscriptions[0].batch
+
+
+def test_events_sent_before_the_subscription_arrived_are_not_shown_twice() -> None:
+    def handle(connection: ServerConnection) -> None:
+        send(connection, hello(4), event(5))
+        connection.recv(timeout=5)
+        send(connection, event(6), hello(6, is_subscribed=True), event(0), event(1))
+
+    server = FakeServer()
+    server.handle = handle
+
+    assert tail(server, Subscription(since=0)) == [event(0), event(1)]
+
+
+def test_a_log_that_lost_its_last_events_is_reported_as_incomplete() -> None:
+    def script(connection: ServerConnection, _: Subscription) -> None:
+        send(connection, event(5))
+        connection.close(CloseCode.LOG_INCOMPLETE, CloseCode.LOG_INCOMPLETE.reason)
+
+    with pytest.raises(TelemetryLostError, match="the last event on disk is 5") as caught:
+        tail(FakeServer(script))
+
+    assert caught.value.exit_code == 3
 
 
 def test_lost_connection_is_taken_up_where_it_was_lost() -> None:
@@ -127,7 +151,7 @@ def test_another_run_at_the_same_address_is_told() -> None:
         connection.close(1001, "server stops")
 
     def finish(connection: ServerConnection, _: Subscription) -> None:
-        send(connection, hello(1, run_id="other"), event(2))
+        send(connection, hello(1, run_id="other", is_subscribed=True), event(2))
 
     items = tail(FakeServer(lose, finish))
 

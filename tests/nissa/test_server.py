@@ -1,6 +1,7 @@
 """The live server, over real sockets."""
 
 import contextlib
+import errno
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -15,13 +16,13 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from tests.nissa.making import RUN_ID, pruned, wait_until
+from tests.nissa.making import RUN_ID, FailingFiles, pruned, wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from esper.leyline.config import Job
-from esper.leyline.errors import UsageError
-from esper.leyline.live import ErrorFrame, Gap, Hello, ServerMessage
+from esper.leyline.errors import TelemetryLostError, UsageError
+from esper.leyline.live import CloseCode, ErrorFrame, Gap, Hello, ServerMessage
 from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import Draft, EventScope, decode_event
 from esper.nissa.feed import FEED_BYTES
@@ -81,6 +82,16 @@ async def hello_of(client: ClientConnection) -> Hello:
     return hello
 
 
+async def subscribe(client: ClientConnection, subscription: str | bytes) -> Hello:
+    """Subscribe, and ignore what came before the answer."""
+    await client.send(subscription)
+    while True:
+        frame = await client.recv()
+        message = None if "event_type" in str(frame) else message_in(frame)
+        if isinstance(message, Hello) and message.is_subscribed:
+            return message
+
+
 async def seqs_until(client: ClientConnection, last_seq: int) -> list[int]:
     """Read event frames up to an event."""
     found: list[int] = []
@@ -118,8 +129,7 @@ async def test_since_replays_the_file_and_goes_live(tmp_path: Path, batch: bool)
         hub.publish([Draft(pruned())] * 500)
         await off_loop(hub.flush)
         async with connect(f"ws://{address}/ws") as client:
-            await client.send(msgspec.json.encode({"since": 100, "batch": batch}))
-            await hello_of(client)
+            await subscribe(client, msgspec.json.encode({"since": 100, "batch": batch}))
             hub.publish([Draft(pruned())] * 50)
             found = await seqs_until(client, 549)
 
@@ -131,14 +141,13 @@ async def test_batched_frame_carries_several_events(tmp_path: Path) -> None:
         hub.publish([Draft(pruned())] * 20)
         await off_loop(hub.flush)
         async with connect(f"ws://{address}/ws") as client:
-            await client.send('{"since":0,"batch":true}')
-            await hello_of(client)
+            await subscribe(client, '{"since":0,"batch":true}')
             frame = await client.recv()
     assert isinstance(frame, str)
     assert len(frame.splitlines()) > 1
 
 
-async def test_late_subscription_is_answered_by_a_second_hello(tmp_path: Path) -> None:
+async def test_subscription_is_answered_by_a_second_hello(tmp_path: Path) -> None:
     async with served(tmp_path) as (hub, address), connect(f"ws://{address}/ws") as client:
         await hello_of(client)
         hub.emit(pruned())
@@ -146,8 +155,21 @@ async def test_late_subscription_is_answered_by_a_second_hello(tmp_path: Path) -
         await client.send('{"since":0}')
         again = await hello_of(client)
         found = await seqs_until(client, 0)
-    assert again.last_seq == 0
+    assert (again.last_seq, again.is_subscribed) == (0, True)
     assert found == [0]
+
+
+async def test_late_subscription_without_since_starts_after_the_first_hello(tmp_path: Path) -> None:
+    async with served(tmp_path) as (hub, address):
+        hub.publish([Draft(pruned())] * 3)
+        await off_loop(hub.flush)
+        async with connect(f"ws://{address}/ws") as client:
+            assert (await hello_of(client)).last_seq == 2
+            hub.emit(pruned())
+            assert await seqs_until(client, 3) == [3]
+            await subscribe(client, "{}")
+            hub.emit(pruned())
+            assert await seqs_until(client, 4) == [3, 4]
 
 
 async def test_filter_of_a_subscription_is_kept_in_replay_and_live(tmp_path: Path) -> None:
@@ -156,8 +178,7 @@ async def test_filter_of_a_subscription_is_kept_in_replay_and_live(tmp_path: Pat
             hub.emit(pruned(), EventScope(env_id=env_id))
         await off_loop(hub.flush)
         async with connect(f"ws://{address}/ws") as client:
-            await client.send('{"since":0,"env_ids":[1],"types":["SEED_PRUNED"]}')
-            await hello_of(client)
+            await subscribe(client, '{"since":0,"env_ids":[1],"types":["SEED_PRUNED"]}')
             for env_id in (0, 1, 2):
                 hub.emit(pruned(), EventScope(env_id=env_id))
             found = await seqs_until(client, 4)
@@ -171,6 +192,51 @@ async def test_end_of_the_run_closes_with_code_1000_behind_the_last_event(tmp_pa
         await off_loop(hub.close)
         assert await seqs_until(client, 4) == [0, 1, 2, 3, 4]
         assert await close_code_of(client) == 1000
+
+
+async def test_server_stops_by_itself_when_its_run_has_ended(tmp_path: Path) -> None:
+    """Clients that read get everything; one whose connection is full is cut off."""
+    async with contextlib.AsyncExitStack() as stack:
+        hub = TelemetryHub(tmp_path, run_id=RUN_ID)
+        app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+                url = f"ws://{address}/ws"
+                stuck = await stack.enter_async_context(
+                    connect(url, max_queue=1, sock=small_socket(str(address)))
+                )
+                await subscribe(stuck, '{"since":0,"batch":true}')
+                stuck.transport.pause_reading()
+                while not any(subscriber.lag for subscriber in hub.live.subscribers):
+                    await off_loop(lambda: hub.publish([Draft(pruned())] * 2_000))
+                    await off_loop(hub.flush)
+                reader = await stack.enter_async_context(connect(url))
+                await subscribe(reader, '{"since":0,"batch":true}')
+                await off_loop(hub.close)
+                last_seq = hub.live.last_seq
+                found = await seqs_until(reader, last_seq)
+                code = await close_code_of(reader)
+        # The task group has ended, so the server has.
+        assert found == list(range(last_seq + 1))
+        assert code == 1000
+        assert not hub.live.subscribers
+
+
+async def test_subscribers_learn_that_the_last_events_were_lost(tmp_path: Path) -> None:
+    files = FailingFiles()
+    hub = TelemetryHub(tmp_path, run_id=RUN_ID, files=files)
+    app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            async with connect(f"ws://{address}/ws") as client:
+                await hello_of(client)
+                files.write_error = errno.ENOSPC
+                hub.emit(pruned())
+                with pytest.raises(TelemetryLostError):
+                    await off_loop(hub.close)
+                assert await close_code_of(client) == CloseCode.LOG_INCOMPLETE
 
 
 async def test_stopping_server_closes_with_code_1001(tmp_path: Path) -> None:
@@ -197,7 +263,7 @@ async def test_unknown_message_gets_an_error_frame_and_ten_close_the_connection(
 async def test_second_subscription_is_an_error(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, address), connect(f"ws://{address}/ws") as client:
         await hello_of(client)
-        await client.send("{}")
+        await subscribe(client, "{}")
         await client.send("{}")
         error = message_in(await client.recv())
         assert isinstance(error, ErrorFrame)
@@ -228,8 +294,7 @@ async def test_client_that_stops_reading_is_told_its_exact_gap(tmp_path: Path) -
         sock = small_socket(address)
         url = f"ws://{address}/ws"
         client = await stack.enter_async_context(connect(url, max_queue=1, sock=sock))
-        await client.send('{"batch":true}')
-        await hello_of(client)
+        await subscribe(client, '{"batch":true}')
         client.transport.pause_reading()
         while hub.live.log.num_bytes < 4 * FEED_BYTES:
             await off_loop(lambda: hub.publish([Draft(pruned())] * 1_000))

@@ -1,13 +1,16 @@
 """`esper-train` as its user calls it."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from esper import __version__
 from esper.leyline.tasks import PRESETS, TASKS
 from esper.scripts.train import main
+from esper.simic.training import vectorized
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, object]]:
@@ -105,3 +108,89 @@ def test_unusable_command_lines_end_with_code_two(
 ) -> None:
     assert main(arguments) == 2
     assert "usage: esper-train" in capsys.readouterr().err
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Replace the entry point and keep the arguments that it is called with."""
+    calls: list[dict[str, Any]] = []
+
+    def entry_point(**arguments: Any) -> tuple[None, list[object]]:
+        calls.append(arguments)
+        return None, []
+
+    monkeypatch.setattr("esper.simic.training.vectorized.train_ppo_vectorized", entry_point)
+    return calls
+
+
+def test_training_a_policy_calls_the_entry_point_with_what_was_given_and_nothing_else(
+    calls: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[training]\nn_envs = 2\nlr = 0.5\n[run]\nlanes = 3\n")
+
+    code = main(
+        ["ppo", "--config", str(path), "--envs", "5", "--rounds", "1", "--slots", "r0c1",
+         "--set", "training.reward.rent_weight=0.3", "--telemetry-level", "off", "--quiet"]
+    )  # fmt: skip
+
+    assert code == 0
+    assert calls == [
+        {
+            "n_envs": 5,
+            "lr": 0.5,
+            "lanes": 3,
+            "n_episodes": 1,
+            "slots": ["r0c1"],
+            "reward": {"rent_weight": 0.3},
+            "telemetry": {"level": "off"},
+            "quiet": True,
+            "watch": sys.stdout,
+        }
+    ]
+
+
+def test_console_dashboard_and_json_are_the_entry_points_too(
+    calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ppo", "--serve", "--serve-token", "secret", "--resume", "latest"]) == 0
+    (arguments,) = calls
+    assert arguments["watch"] is sys.stdout
+    assert arguments["serve"] == "127.0.0.1:8765"
+    assert arguments["serve_token"] == "secret"
+    assert arguments["resume_path"] == "latest"
+
+
+def test_json_leaves_stdout_to_the_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    seen: list[object] = []
+    original = vectorized.train_ppo_vectorized
+
+    def noted(**arguments: Any) -> Any:
+        seen.append(arguments["watch"])
+        return original(**arguments)
+
+    monkeypatch.setattr(vectorized, "train_ppo_vectorized", noted)
+    flags = "--rounds 1 --envs 1 --episode-length 1 --json --telemetry-dir"
+    assert main(["ppo", *flags.split(), str(tmp_path)]) == 0
+    assert seen == [sys.stderr]
+    (run_dir,) = tmp_path.iterdir()
+    assert json.loads(capsys.readouterr().out)["run_dir"] == str(run_dir)
+
+
+def test_a_mistake_names_the_flag_it_was_made_in_before_the_entry_point_is_called(
+    calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ppo", "--set", "training.lrr=1"]) == 2
+    assert "--set training.lrr=1" in capsys.readouterr().err
+    assert calls == []
+
+
+@pytest.mark.parametrize("command", ["heuristic", "random", "periodic", "wait"])
+def test_other_controllers_do_not_call_the_policys_entry_point(
+    command: str, calls: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    flags = "--rounds 1 --envs 1 --episode-length 1 --quiet --telemetry-dir"
+    assert main([command, *flags.split(), str(tmp_path)]) == 0
+    assert calls == []

@@ -7,6 +7,8 @@ import sys
 import threading
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import pytest
 
 from esper.leyline.errors import InterruptedRunError, RunFailedError
@@ -37,26 +39,62 @@ def watchdog_for(
     )
 
 
-async def test_background_tasks_end_with_the_run() -> None:
-    stop, order = StopFlag(), list[str]()
+@pytest.mark.parametrize("error", [None, RunFailedError("broken")])
+async def test_background_tasks_outlive_the_run_until_they_have_seen_its_log_closed(
+    error: RunFailedError | None,
+) -> None:
+    order, is_closed = list[str](), anyio.Event()
 
     async def serve() -> None:
         order.append("serving")
-        try:
-            await anyio.sleep_forever()
-        finally:
-            order.append("served")
+        await is_closed.wait()
+        order.append("served")
 
     async def main() -> int:
         while not order:
             await anyio.lowlevel.checkpoint()
         order.append("main")
+        if error is not None:
+            raise error
         return 7
 
+    def close_log() -> None:
+        order.append("log")
+        anyio.from_thread.run_sync(is_closed.set)
+
     with anyio.fail_after(WAIT_S):
-        result = await supervise(main, background=[serve], watchdog=watchdog_for(stop=stop))
-    assert result == 7
-    assert order == ["serving", "main", "served"]
+        supervised = supervise(
+            main,
+            background=[serve],
+            watchdog=watchdog_for(stop=StopFlag()),
+            close_log=close_log,
+        )
+        if error is None:
+            assert await supervised == 7
+        else:
+            with pytest.raises(RunFailedError, match="broken"):
+                await supervised
+    assert order == ["serving", "main", "log", "served"]
+
+
+async def test_background_task_that_does_not_end_is_cancelled() -> None:
+    order: list[str] = []
+
+    async def serve() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            order.append("cancelled")
+
+    with anyio.fail_after(WAIT_S):
+        result = await supervise(
+            anyio.lowlevel.checkpoint,
+            background=[serve],
+            watchdog=watchdog_for(stop=StopFlag()),
+            linger_s=0.05,
+        )
+    assert result is None
+    assert order == ["cancelled"]
 
 
 async def test_a_background_task_that_fails_ends_the_run_with_its_own_error() -> None:

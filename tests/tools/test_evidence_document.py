@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.karn.browser import needs_chromium
+from tests.browser import needs_chromium
 from tests.karn.comparisons import arm, around, comparison, contrast, learning
 from tools.evidence.document import DOCUMENT, MISSING, command_of, document_of
 from tools.evidence.pictures import take_pictures

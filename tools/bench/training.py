@@ -20,6 +20,7 @@ from esper.leyline.telemetry import EventType
 from esper.nissa.hub import TelemetryHub
 from esper.nissa.security import Security
 from esper.nissa.server import ServerAddress, build_app, serve
+from esper.simic.training.vectorized import Monitor
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.stopping import StopFlag
 from tools.bench.bare_loop import BareLoop
@@ -202,19 +203,17 @@ def worker_cpu_s(
 ) -> float:
     """Run a workload and return the CPU time that its lanes and control have used."""
     used_s: list[float] = []
-    companions = [partial(_note_worker_cpu, used_s)]
+    monitors: list[Monitor] = [partial(_note_worker_cpu, used_s)]
     if num_subscribers:
-        companions.append(partial(_serve_clients, num_subscribers))
-    run_workload(workload, command=command, level=level, companions=companions)
+        monitors.append(partial(_serve_clients, num_subscribers))
+    run_workload(workload, command=command, level=level, monitors=monitors)
     return used_s[0]
 
 
-async def _note_worker_cpu(used_s: list[float], _hub: TelemetryHub) -> None:
+async def _note_worker_cpu(used_s: list[float], hub: TelemetryHub, _stop: object) -> None:
     """Note, when the run is over and its threads still live, what lanes and control have used."""
-    try:
-        await anyio.sleep_forever()
-    finally:
-        used_s.append(sum(map(_thread_cpu_s, _workers())))
+    await hub.live.feed.wait_closed()
+    used_s.append(sum(map(_thread_cpu_s, _workers())))
 
 
 def _workers() -> Iterator[threading.Thread]:
@@ -228,14 +227,14 @@ def _thread_cpu_s(thread: threading.Thread) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
-async def _serve_clients(num_clients: int, hub: TelemetryHub) -> None:
+async def _serve_clients(num_clients: int, hub: TelemetryHub, _stop: object) -> None:
     app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
     async with anyio.create_task_group() as tasks:
         address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
         command = [sys.executable, "-m", "tools.bench.live_clients", f"ws://{address}/ws"]
         command += ["--clients", str(num_clients), "--events", str(PASSIVE_CLIENT)]
         async with await anyio.open_process(command, stdout=DEVNULL, stderr=DEVNULL):
-            await anyio.sleep_forever()
+            await hub.live.feed.wait_closed()
 
 
 @bench("T6")
@@ -271,7 +270,7 @@ def loop_lag(is_quick: bool) -> Iterator[Row]:
     """Measure how late the event loop is while a round of the default job runs."""
     lags_s: list[float] = []
     workload = replace(DIGITS, num_steps=5) if is_quick else DIGITS
-    run_workload(workload, companions=[partial(_note_lags, lags_s)])
+    run_workload(workload, monitors=[partial(_note_lags, lags_s)])
     lags_s.sort()
     yield Row(
         name="loop lag, p99 in a digits round",
@@ -282,8 +281,8 @@ def loop_lag(is_quick: bool) -> Iterator[Row]:
     )
 
 
-async def _note_lags(lags_s: list[float], _hub: TelemetryHub) -> None:
-    while True:
+async def _note_lags(lags_s: list[float], hub: TelemetryHub, _stop: object) -> None:
+    while not hub.live.feed.is_closed:
         due_s = anyio.current_time() + 0.005
         await anyio.sleep_until(due_s)
         lags_s.append(anyio.current_time() - due_s)

@@ -18,7 +18,7 @@ from esper.runtime.datasets import TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.synthetic import PartSizes, synthetic_images
 from esper.runtime.tasks import all_tasks, register_task
-from esper.simic.training.vectorized import Companion, TrainingResult, run_job
+from esper.simic.training.vectorized import Monitor, TrainingResult, run_job
 
 __all__ = [
     "C64",
@@ -118,13 +118,13 @@ def run_workload(
     command: str = "ppo",
     lanes: int | None = None,
     level: str = "normal",
-    companions: Sequence[Companion] = (),
+    monitors: Sequence[Monitor] = (),
     read: Callable[[Path], None] | None = None,
 ) -> TrainingResult:
     """Run a workload to its end; `read` is shown the run's directory before it goes."""
     with _folder() as folder:
         job = job_of(workload, folder, lanes=lanes, level=level)
-        result = run_job(job, command=command, companions=companions)
+        result = run_job(job, command=command, monitors=monitors)
         if read is not None:
             read(result.run_dir)
         return result

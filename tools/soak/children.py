@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tools.soak.tiny import IMAGES, register_tiny_tasks
 
 # Loaded here, so that every process forked from the first one has them.
-import esper.scripts.watching
+import esper.karn.monitor
 import esper.simic.training.vectorized  # noqa: F401
 from esper.nissa.files import FileSystem
 from esper.scripts.train import main

@@ -16,6 +16,7 @@ from unittest import mock
 from tools.bench.rows import Row
 from tools.soak.frames import Opcode, RawClient, frame_bytes
 
+from esper.leyline.config import RunOptions
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
 from esper.tolaria.engine import LaneEngine
@@ -159,7 +160,7 @@ class WorkClock:
 def work_seconds(folder: Path, num_attackers: int, num_steps: int) -> float:
     """Run a served job and return the CPU time of its lanes and its control thread."""
     # Loaded late: the process of an attacker needs none of it.
-    from esper.scripts.watching import build_watcher
+    from esper.karn.monitor import build_monitor
     from esper.simic.training.vectorized import run_job
 
     with socket.create_server((LOOPBACK, 0)) as server:
@@ -170,24 +171,21 @@ def work_seconds(folder: Path, num_attackers: int, num_steps: int) -> float:
             "telemetry_dir": str(folder),
             "lanes": 2,
             "fsync": "never",
-            "quiet": True,
-            "serve": f"{LOOPBACK}:{port}",
-            "serve_token": TOKEN,
         },
     }
     job, _ = merge_job(("soak", layer), tasks=all_tasks())
-    with open(os.devnull, "w") as silence:
-        watcher = build_watcher(job.run, silence)
-        context = multiprocessing.get_context("spawn")
-        attackers = [
-            context.Process(target=attacker, args=(port, seed, os.getpid()), daemon=True)
-            for seed in range(num_attackers)
-        ]
-        for process in attackers:
-            process.start()
-        clock = WorkClock()
-        with clock.installed():
-            run_job(job, companions=[watcher])
+    # Bound before the attackers come: they leave when there is nothing to attack.
+    monitor = build_monitor(RunOptions(serve=f"{LOOPBACK}:{port}", serve_token=TOKEN), None)
+    context = multiprocessing.get_context("spawn")
+    attackers = [
+        context.Process(target=attacker, args=(port, seed, os.getpid()), daemon=True)
+        for seed in range(num_attackers)
+    ]
+    for process in attackers:
+        process.start()
+    clock = WorkClock()
+    with clock.installed():
+        run_job(job, monitors=[monitor])
     for process in attackers:
         process.join(20.0)
         process.kill()

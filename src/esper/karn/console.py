@@ -4,7 +4,7 @@ import io
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import anyio
 from rich.console import Console as RichConsole
@@ -32,12 +32,21 @@ __all__ = ["Console"]
 REFRESH_S: Final = 0.25
 
 
+def _ignore() -> None:
+    """Let a closed stream be."""
+
+
 class _Stream(RichConsole):
-    """A console that leaves a closed pipe to the run, which ends in order."""
+    """A console that falls silent when its reader has left, and reports it once."""
+
+    def __init__(self, *, on_closed: Callable[[], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._on_closed = on_closed
 
     def on_broken_pipe(self) -> None:
-        """Raise what was caught: rich would leave through SystemExit, past the loop's clean-up."""
-        raise
+        """Write nothing any more; rich would leave through SystemExit, past the loop's clean-up."""
+        self.quiet = True
+        self._on_closed()
 
 
 class Console:
@@ -53,6 +62,8 @@ class Console:
         *,
         is_quiet: bool = False,
         footer: tuple[str, ...] = (),
+        final_footer: tuple[str, ...] | None = None,
+        on_broken_pipe: Callable[[], None] = _ignore,
         clock: Callable[[], float] = time.time,
         is_terminal: bool | None = None,
         width: int | None = None,
@@ -63,7 +74,9 @@ class Console:
         Args:
             file: where to; a terminal gets the live screen.
             is_quiet: write nothing but grave alarms.
-            footer: lines that say where log and dashboard are.
+            footer: lines that say where log and dashboard are, below the live screen.
+            final_footer: the lines below the summary; None takes those of the live screen.
+            on_broken_pipe: called, from any thread, when the stream's reader has left.
             clock: the present, in seconds since the epoch.
             is_terminal: None asks the stream.
             width: columns; None asks the terminal.
@@ -73,6 +86,7 @@ class Console:
             # A sign that the stream cannot write becomes a question mark, not an end of the run.
             file.reconfigure(errors="replace")
         self._rich = _Stream(
+            on_closed=on_broken_pipe,
             file=file,
             force_terminal=is_terminal,
             width=width,
@@ -82,6 +96,7 @@ class Console:
         )
         self._is_quiet = is_quiet
         self._footer = footer
+        self._final_footer = footer if final_footer is None else final_footer
         self._clock = clock
         self._model = ViewModel()
         self._lock = threading.Lock()
@@ -166,6 +181,6 @@ class Console:
         if self._is_quiet:
             return
         self._rich.print(draw_summary(self.snapshot()))
-        for line in ("", *self._footer) if self._footer else ():
+        for line in ("", *self._final_footer) if self._final_footer else ():
             # Whole, however narrow the terminal: these are to be copied.
             self._rich.print(Text(line, style="dim"), soft_wrap=True)

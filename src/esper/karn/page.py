@@ -7,9 +7,11 @@ versioned address on the live server, inside the file itself in a report.
 import base64
 import hashlib
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -22,6 +24,7 @@ __all__ = [
     "asset_version",
     "live_page",
     "script_policy",
+    "serve_command",
     "self_contained_page",
 ]
 
@@ -64,10 +67,19 @@ class LivePage(msgspec.Struct, frozen=True):
     import_map: str
 
 
-def live_page(address_of: Callable[[str], str]) -> LivePage:
-    """Return the page whose files are at the addresses that `address_of` gives."""
+def serve_command(run_dir: Path) -> str:
+    """Return the command that shows a run in a browser, whether it is over or not."""
+    return f"esper-telemetry serve {shlex.quote(str(run_dir))}"
+
+
+def live_page(address_of: Callable[[str], str], run_dir: Path) -> LivePage:
+    """Return the page of a run, whose files are at the addresses that `address_of` gives."""
     import_map = _import_map(address_of)
-    head = f'<link rel="stylesheet" href="{_attribute(address_of("style.css"))}">' + _map_styles()
+    head = (
+        f'<link rel="stylesheet" href="{_attribute(address_of("style.css"))}">'
+        f'<meta name="esper-serve-command" content="{_attribute(serve_command(run_dir))}">'
+        + _map_styles()
+    )
     tail = (
         f'<script type="importmap">{import_map}</script>'
         f'<script src="{_attribute(address_of(PLOTLY_NAME))}"></script>'

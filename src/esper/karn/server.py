@@ -3,6 +3,7 @@
 import contextlib
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from esper.karn.page import MEDIA_TYPES, asset, asset_version, live_page, script_policy
 from esper.karn.view_feed import ViewFeed
 from esper.karn.view_model import START
-from esper.nissa.session import CloseCode
+from esper.leyline.live import CloseCode
 
 __all__ = ["ViewRequest", "dashboard_routes"]
 
@@ -46,9 +47,14 @@ class ViewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 _REQUEST_DECODER: Final = msgspec.json.Decoder(ViewRequest)
 
 
-def dashboard_routes(feed: ViewFeed) -> list[BaseRoute]:
-    """Return the routes of the dashboard, for `nissa.server.build_app(routes=…)`."""
-    dashboard = _Dashboard(feed)
+def dashboard_routes(feed: ViewFeed, run_dir: Path) -> list[BaseRoute]:
+    """Return the routes of the dashboard, for `nissa.server.build_app(routes=…)`.
+
+    Args:
+        feed: the view of the run.
+        run_dir: the run's directory, for the command that shows the run again.
+    """
+    dashboard = _Dashboard(feed, run_dir)
     return [
         Route("/", dashboard.page),
         Route("/assets/{name}", dashboard.file),
@@ -61,12 +67,13 @@ class _Dashboard:
     """What the routes share."""
 
     feed: ViewFeed
+    run_dir: Path
     num_viewers: int = 0
 
     async def page(self, request: Request) -> Response:
         """Return the page; its files are named with their version, and the token if any."""
         token = request.query_params.get("token")
-        page = live_page(_Addresses(token))
+        page = live_page(_Addresses(token), self.run_dir)
         headers = {
             **_COMMON_HEADERS,
             "Cache-Control": "no-store",
@@ -146,7 +153,7 @@ class _Viewer:
             # A page that does not read may never take the close frame either.
             with anyio.move_on_after(CLOSE_GRACE_S), contextlib.suppress(WebSocketDisconnect):
                 await self._send_patch()
-                await self.websocket.close(self._code)
+                await self.websocket.close(self._code, self._code.reason)
 
     def _end(self, code: CloseCode | None) -> None:
         self._code = code
@@ -161,6 +168,8 @@ class _Viewer:
             is_due = anyio.current_time() - self._sent_at >= HEARTBEAT_S
             if self._version < self.feed.version or self._asked.is_set() or is_due:
                 await self._send_patch()
+            elif self.feed.is_over:
+                self._end(CloseCode.RUN_ENDED)
             with anyio.move_on_after(PATCH_EVERY_S):
                 await self._asked.wait()
 

@@ -43,6 +43,8 @@ class ViewFeed:
         self._next_seq = 0
         self._model = ViewModel()
         self._lock = threading.Lock()
+        self.is_over = False
+        """The run has ended and the model will not change any more."""
 
     @property
     def version(self) -> int:
@@ -60,33 +62,30 @@ class ViewFeed:
             return self._model.snapshot(now)
 
     async def run(self) -> None:
-        """Keep the model up to date until the run's feed is closed.
+        """Keep the model up to date until the run's feed is closed and everything is read.
 
         Consumes: the two logs. Produces: the model's versions. Waits for: new events. Unblocked
         by: the feed, or cancellation.
         """
+        try:
+            await self._follow()
+        except (OSError, UnreadableFileError):
+            # The view stays as it is. The hub notices a lost log by itself and ends the run.
+            await self._source.feed.wait_closed()
+        self.is_over = True
+
+    async def _follow(self) -> None:
         feed = self._source.feed
         while True:
-            try:
-                has_read = await anyio.to_thread.run_sync(self._read_more)
-            except BrokenPipeError:
-                raise  # of a listener: whoever it wrote for has left
-            except (OSError, UnreadableFileError):
-                # The view stays as it is. Whether a lost log ends the run is not its business:
-                # the hub notices by itself.
-                return
-            if has_read:
+            # Asked before reading: what is written until the feed closes is read below.
+            is_closed = feed.is_closed
+            if await anyio.to_thread.run_sync(self._read_more):
                 continue
-            if feed.is_closed and self._next_seq >= feed.next_seq:
+            if is_closed:
                 return
             with anyio.move_on_after(1.0):  # operational events have no feed that wakes us
                 await feed.wait_for(self._next_seq)
             await anyio.sleep(PAUSE_S)
-
-    def drain(self) -> None:
-        """Take everything the logs hold now; for the moment after the run's last event."""
-        while self._read_more():
-            pass
 
     def _read_more(self) -> bool:
         operational = self._operational.read_more()

@@ -22,7 +22,7 @@ from esper.leyline.stages import Gate
 from esper.leyline.tasks import TASKS, TaskSpec, preset_named, task_named
 from esper.leyline.telemetry import TelemetryLevel
 
-__all__ = ["Layer", "layer_from_text", "merge_job"]
+__all__ = ["Layer", "layer_from_text", "merge_job", "merge_layers"]
 
 Layer: TypeAlias = Mapping[str, object]
 """Some of a job's keys: tables `training` and `run`, as a file has them."""
@@ -56,6 +56,14 @@ def merge_job(
     job = _convert(merged, [source for source, _ in layers])
     _check_job(job, task)
     return job, task
+
+
+def merge_layers(layers: Iterable[tuple[str, Layer]]) -> Layer:
+    """Return one layer that says what several say together, later ones winning."""
+    merged: Layer = {}
+    for _, layer in layers:
+        merged = _overlay(merged, layer)
+    return merged
 
 
 def _last_named(layers: Sequence[tuple[str, Layer]], key: str) -> str | None:

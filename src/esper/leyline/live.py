@@ -3,24 +3,45 @@
 The server sends `Hello` first, then frames. A text frame holds one JSON object per line: an event
 as it stands in `events.jsonl` (it has `event_type`), or one of the messages below (it has `type`).
 The client may send one `Subscription`; without one it gets every event that follows the hello.
+A subscription is answered by a second hello. What follows that one obeys the subscription; events
+that were on their way before it are sent again, so a client that subscribes ignores what comes
+between the two. At the end of the run the server closes with a `CloseCode`.
 """
+
+from enum import IntEnum
 
 import msgspec
 
-__all__ = ["ErrorFrame", "Gap", "Hello", "ServerMessage", "Subscription"]
+__all__ = ["CloseCode", "ErrorFrame", "Gap", "Hello", "ServerMessage", "Subscription"]
+
+
+class CloseCode(IntEnum):
+    """Why the server closes a connection: the code of its close frame."""
+
+    RUN_ENDED = 1000
+    """Every event was sent, RUN_FINISHED last."""
+    SERVER_STOPS = 1001
+    TOO_MANY_BAD_MESSAGES = 1008
+    LOG_UNREADABLE = 1011
+    TOO_MANY_CONNECTIONS = 1013
+    LOG_INCOMPLETE = 4011
+    """The run has ended and could not write its last events (4000 and up are the application's)."""
+
+    @property
+    def reason(self) -> str:
+        """Return the text that goes with the code."""
+        return self.name.lower().replace("_", " ")
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="hello"):
-    """The first frame: which run this is and how far it has got.
-
-    It is sent once more when a subscription arrives after the first event frame; what follows it
-    then obeys the subscription.
-    """
+    """The first frame, and the answer to a subscription: which run this is, how far it has got."""
 
     run_id: str
     schema_version: int
     last_seq: int
     """Of the last event in the log; -1 while there is none."""
+    is_subscribed: bool = False
+    """It answers a subscription, which what follows obeys."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="gap"):
@@ -51,7 +72,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     since: int | None = None
     """First seq wanted: what is in the file from there on is replayed, then it goes live.
 
-    None starts with the first event after the hello.
+    None starts with the first event after the first hello.
     """
     batch: bool = False
     """Frames may carry several events, one per line."""

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import anyio
@@ -31,10 +31,13 @@ class LiveFeed:
         self._blocks: deque[Block] = deque()
         self._num_bytes = 0
         self._waiting: dict[anyio.Event, asyncio.AbstractEventLoop] = {}
+        self._waiting_for_close: dict[anyio.Event, asyncio.AbstractEventLoop] = {}
         self.next_seq = next_seq
         """The seq after the newest event."""
         self.is_closed = False
         """Nothing will be published any more."""
+        self.is_complete = True
+        """False if the run emitted events that could not be written."""
 
     @property
     def oldest_seq(self) -> int:
@@ -52,11 +55,14 @@ class LiveFeed:
             self.next_seq = block.next_seq
         self._wake()
 
-    def close(self) -> None:
-        """Tell the subscribers that this was all."""
+    def close(self, *, is_complete: bool = True) -> None:
+        """End the stream: subscribers get what is left of it and are closed then."""
         with self._lock:
+            self.is_complete = is_complete
             self.is_closed = True
+            waiting, self._waiting_for_close = self._waiting_for_close, {}
         self._wake()
+        _set_from_any_thread(waiting)
 
     def read(self, seq: int, max_bytes: int) -> Block | None:
         """Return events from `seq` on, about `max_bytes` of them; None if it has none of them."""
@@ -99,14 +105,31 @@ class LiveFeed:
                 with self._lock:
                     self._waiting.pop(event, None)
 
+    async def wait_closed(self) -> None:
+        """Wait until nothing will be published any more; blocks that come do not wake the task."""
+        event = anyio.Event()
+        with self._lock:
+            if self.is_closed:
+                return
+            self._waiting_for_close[event] = asyncio.get_running_loop()
+        try:
+            await event.wait()
+        finally:
+            with self._lock:
+                self._waiting_for_close.pop(event, None)
+
     def _wake(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-        for loop in set(waiting.values()):
-            events = [event for event, its_loop in waiting.items() if its_loop is loop]
-            # A loop that has ended in the meantime has nobody left to wake.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_set_all, events)
+        _set_from_any_thread(waiting)
+
+
+def _set_from_any_thread(waiting: Mapping[anyio.Event, asyncio.AbstractEventLoop]) -> None:
+    for loop in set(waiting.values()):
+        events = [event for event, its_loop in waiting.items() if its_loop is loop]
+        # A loop that has ended in the meantime has no task left to wake.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_set_all, events)
 
 
 def _set_all(events: Iterable[anyio.Event]) -> None:

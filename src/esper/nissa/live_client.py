@@ -10,13 +10,17 @@ import msgspec
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from esper.leyline.errors import UsageError
-from esper.leyline.live import ErrorFrame, Gap, Hello, ServerMessage, Subscription
+from esper.leyline.errors import TelemetryLostError, UsageError
+from esper.leyline.live import (
+    CloseCode,
+    ErrorFrame,
+    Gap,
+    Hello,
+    ServerMessage,
+    Subscription,
+)
 
 __all__ = ["LiveTail", "Notice", "TailItem", "websocket_url"]
-
-RUN_ENDED: Final = 1000
-"""The close code that means that there will be nothing more."""
 
 _BACKOFFS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0)
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -67,6 +71,8 @@ class LiveTail:
         self._run_id: str | None = None
         self._next_seq: int | None = subscription.since
         """Where to go on after an interruption."""
+        self._is_subscribed = False
+        """The server has answered the subscription of this connection."""
         self._has_seen_end = False
         """RUN_FINISHED has come, so that a closing server is no interruption."""
 
@@ -123,6 +129,7 @@ class LiveTail:
             ) from None
 
     def _receive(self, connection: ClientConnection) -> Iterator[TailItem]:
+        self._is_subscribed = False
         wanted = msgspec.structs.replace(self._subscription, since=self._next_seq, batch=True)
         connection.send(msgspec.json.encode(wanted).decode())
         try:
@@ -132,13 +139,20 @@ class LiveTail:
                     if line:
                         yield from self._read(line)
         except ConnectionClosed as error:
-            if error.rcvd is None or error.rcvd.code != RUN_ENDED:
+            code = None if error.rcvd is None else error.rcvd.code
+            if code == CloseCode.LOG_INCOMPLETE:
+                last_seq = None if not self._next_seq else self._next_seq - 1
+                reason = "the run could not write its last events"
+                raise TelemetryLostError(self._shown_url, None, reason, last_seq) from None
+            if code != CloseCode.RUN_ENDED:
                 raise
 
     def _read(self, line: bytes) -> Iterator[TailItem]:
         try:
             head = msgspec.json.decode(line, type=_Head)
             if head.event_type is not None:
+                if not self._is_subscribed:
+                    return  # sent before the subscription arrived; it comes again
                 self._next_seq = None if head.seq is None else head.seq + 1
                 self._has_seen_end = head.event_type == "RUN_FINISHED"
                 yield line
@@ -150,7 +164,7 @@ class LiveTail:
         match message:
             case Hello():
                 yield from self._greet(message)
-            case Gap():
+            case Gap() if self._is_subscribed:
                 self._next_seq = message.last_seq + 1
                 yield message
             case ErrorFrame():
@@ -163,3 +177,4 @@ class LiveTail:
         if self._next_seq is None:
             self._next_seq = hello.last_seq + 1
         self._run_id = hello.run_id
+        self._is_subscribed = hello.is_subscribed

@@ -23,11 +23,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from esper.leyline.errors import UsageError
-from esper.leyline.live import Subscription
+from esper.leyline.live import CloseCode, Subscription
 from esper.nissa.live import EventFilter, LiveSource, LogReader
 from esper.nissa.run_directory import MANIFEST_FILE
 from esper.nissa.security import Guard, Security
-from esper.nissa.session import CloseCode, Session
+from esper.nissa.session import Session
 
 __all__ = ["ServerAddress", "build_app", "listen", "serve"]
 
@@ -44,7 +44,12 @@ MAX_HEADER_BYTES: Final = 16 * 1024
 REQUEST_GRACE_S: Final = 5.0
 """How long a connection may take, at least, to come up with a request."""
 PING_EVERY_S: Final = 20.0
-STOP_GRACE_S: Final = 2
+STOP_GRACE_S: Final = 1
+DRAIN_LOOK_S: Final = 0.05
+DRAIN_STALLED_LOOKS: Final = 12
+"""At the end of a run, clients that take nothing for 0.6 s are cut off: they must not delay it."""
+DRAIN_LIMIT_S: Final = 10.0
+"""At the end of a run, for how long clients that do read may go on."""
 DEFAULT_EVENTS: Final = 1_000
 MAX_EVENTS: Final = 10_000
 
@@ -179,6 +184,7 @@ def build_app(
         ],
         middleware=[Middleware(Guard, security=security)],
     )
+    app.state.source = source
     app.state.stopping = service.stopping
     return app
 
@@ -275,6 +281,40 @@ class _Server(uvicorn.Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
+    async def drain(self, source: LiveSource) -> None:
+        """Let clients take what is left of a run that has ended; cut off those that do not read.
+
+        Consumes: the closed feed. Produces: nothing; the sessions send. Waits for: requests to be
+        answered and websockets to be closed by both sides. Unblocked by: the clients, and by time
+        where they take nothing any more.
+        """
+        deadline_s = anyio.current_time() + DRAIN_LIMIT_S
+        num_stalled, progress = 0, self._progress(source)
+        while self._is_busy and anyio.current_time() < deadline_s:
+            await anyio.sleep(DRAIN_LOOK_S)
+            before, progress = progress, self._progress(source)
+            num_stalled = num_stalled + 1 if progress == before else 0
+            if num_stalled == DRAIN_STALLED_LOOKS:
+                break
+        for connection in list(self.server_state.connections):
+            # Closing would wait for the client to read; what others have in the kernel's buffer
+            # they can read after the server is gone.
+            if connection.transport.get_write_buffer_size():
+                connection.transport.abort()
+
+    @property
+    def _is_busy(self) -> bool:
+        state = self.server_state
+        return bool(state.tasks) or any(
+            isinstance(connection, _WebSocketProtocol) for connection in state.connections
+        )
+
+    def _progress(self, source: LiveSource) -> tuple[int, ...]:
+        """Return what changes as long as some client takes something."""
+        state = self.server_state
+        num_bytes = sum(subscriber.num_bytes for subscriber in source.subscribers)
+        return state.total_requests, len(state.tasks), len(state.connections), num_bytes
+
 
 async def serve(
     app: Starlette,
@@ -284,11 +324,13 @@ async def serve(
     max_arrivals_per_s: float = MAX_ARRIVALS_PER_S,
     task_status: TaskStatus[ServerAddress] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an app as a task until it is cancelled, then let the clients go cleanly.
+    """Serve an app as a task until its run has ended or the task is cancelled.
 
-    Consumes: connections. Produces: the address it listens on, when it does. Waits for:
-    cancellation. Unblocked by: the supervisor. A listener that is handed in was bound before,
-    so that a taken address is known before anything is created.
+    At the end of a run every client that reads gets the rest of it first.
+
+    Consumes: connections. Produces: the address it listens on, when it does. Waits for: the end of
+    the run. Unblocked by: the run's feed, or cancellation. A listener that is handed in was bound
+    before, so that a taken address is known before anything is created.
     """
     listener = listener or listen(address)
     config = uvicorn.Config(
@@ -315,7 +357,8 @@ async def serve(
         tasks.start_soon(_run_shielded, server, listener)
         task_status.started(bound)
         try:
-            await anyio.sleep_forever()
+            await app.state.source.feed.wait_closed()
+            await server.drain(app.state.source)
         finally:
             app.state.stopping.set()
             server.should_exit = True

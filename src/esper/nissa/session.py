@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Final
 
 import anyio
@@ -11,12 +10,19 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from esper.leyline.errors import UsageError
-from esper.leyline.live import ErrorFrame, Gap, Hello, ServerMessage, Subscription
+from esper.leyline.live import (
+    CloseCode,
+    ErrorFrame,
+    Gap,
+    Hello,
+    ServerMessage,
+    Subscription,
+)
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa.blocks import Block
 from esper.nissa.live import EventFilter, LiveSource, parse_subscription
 
-__all__ = ["MAX_BAD_MESSAGES", "CloseCode", "Session"]
+__all__ = ["MAX_BAD_MESSAGES", "Session"]
 
 MAX_BAD_MESSAGES: Final = 10
 SUBSCRIPTION_GRACE_S: Final = 0.25
@@ -26,16 +32,6 @@ CLOSE_GRACE_S: Final = 1.0
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class CloseCode(IntEnum):
-    """Why the server ends a connection."""
-
-    RUN_ENDED = 1000
-    SERVER_STOPS = 1001
-    TOO_MANY_BAD_MESSAGES = 1008
-    LOG_UNREADABLE = 1011
-    TOO_MANY_CONNECTIONS = 1013
-
-
 class Session:
     """Serves one client: one task streams, one listens, one waits for the server to stop."""
 
@@ -43,12 +39,13 @@ class Session:
         self._websocket = websocket
         self._source = source
         self._stopping = stopping
-        self._subscriber = source.subscribe(source.last_seq + 1)
+        self._first_seq = source.last_seq + 1
+        self._subscriber = source.subscribe(self._first_seq)
         self._filter = EventFilter(Subscription())
         self._is_batched = False
         self._subscribed = anyio.Event()
         self._has_streamed = False
-        self._must_greet_again = False
+        self._must_acknowledge = False
         self._num_bad_messages = 0
         self._scope = anyio.CancelScope()
         """Around the whole session; whoever ends it cancels this."""
@@ -74,7 +71,7 @@ class Session:
     async def _close(self, code: CloseCode) -> None:
         # A client that does not read may never take the close frame either.
         with anyio.move_on_after(CLOSE_GRACE_S), contextlib.suppress(WebSocketDisconnect):
-            await self._websocket.close(code, code.name.lower().replace("_", " "))
+            await self._websocket.close(code, code.reason)
 
     def _end(self, code: CloseCode | None) -> None:
         self._code = code
@@ -87,7 +84,12 @@ class Session:
     def _hello(self) -> bytes:
         source = self._source
         return _encode(
-            Hello(run_id=source.run_id, schema_version=SCHEMA_VERSION, last_seq=source.last_seq)
+            Hello(
+                run_id=source.run_id,
+                schema_version=SCHEMA_VERSION,
+                last_seq=source.last_seq,
+                is_subscribed=self._subscribed.is_set(),
+            )
         )
 
     # --- Sending ---
@@ -97,8 +99,8 @@ class Session:
             await self._subscribed.wait()
         self._has_streamed = True
         while True:
-            if self._must_greet_again:
-                self._must_greet_again = False
+            if self._must_acknowledge:
+                self._must_acknowledge = False
                 await self._send(self._hello())
             with anyio.CancelScope() as self._turn:
                 page = await self._next_page()
@@ -115,7 +117,8 @@ class Session:
             self._end(CloseCode.LOG_UNREADABLE)
             return None
         if page is None:
-            self._end(CloseCode.RUN_ENDED)
+            is_complete = self._source.feed.is_complete
+            self._end(CloseCode.RUN_ENDED if is_complete else CloseCode.LOG_INCOMPLETE)
         return page
 
     async def _send_page(self, page: Block | Gap) -> None:
@@ -162,11 +165,11 @@ class Session:
         subscription = parse_subscription(text)
         self._filter = EventFilter(subscription)
         self._is_batched = subscription.batch
-        if subscription.since is not None:
-            self._subscriber.rewind(subscription.since)
+        since = subscription.since
+        self._subscriber.rewind(self._first_seq if since is None else since)
         self._subscribed.set()
+        self._must_acknowledge = True
         if self._has_streamed:
-            self._must_greet_again = True
             self._turn.cancel()
 
     async def _complain(self, reason: str) -> None:

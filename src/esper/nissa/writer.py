@@ -72,7 +72,7 @@ class Writer:
             with contextlib.suppress(OSError):
                 self._close_journals()
         finally:
-            self._feed.close()
+            self._feed.close(is_complete=self.failure is None)
 
     def _as_lost(self, error: Exception) -> TelemetryLostError:
         if isinstance(error, TelemetryLostError):

@@ -52,7 +52,7 @@ async def _serve(run_dir: Path, address: ServerAddress, token: str | None) -> No
         source=source,
         run_dir=run_dir,
         security=Security(host=address.host, token=token),
-        routes=dashboard_routes(feed),
+        routes=dashboard_routes(feed, run_dir),
     )
     async with anyio.create_task_group() as tasks:
         bound = await tasks.start(serve, app, address)

@@ -5,16 +5,16 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, cast
 
 import msgspec
 
 from esper.leyline.errors import ExitCode
-from esper.leyline.jobs import merge_job
+from esper.leyline.jobs import Layer, merge_job, merge_layers
 from esper.leyline.tasks import PRESETS
 from esper.scripts.cli import add_version, run_command
 from esper.scripts.job_flags import add_job_flags, layers_from
-from esper.scripts.summary import summary_of
+from esper.scripts.summary import RunSummary, summary_of
 from esper.scripts.train_compare import add_compare_flags, run_compare
 from esper.scripts.train_eval import add_eval_flags, run_eval
 
@@ -75,17 +75,35 @@ def _build_parser() -> ArgumentParser:
 
 def _train(controller: str, arguments: Namespace) -> int:
     # Parsing is over: from here on torch may be loaded.
-    from esper.scripts.watching import build_watcher
     from esper.simic.training import vectorized
     from esper.simic.training.resuming import resolve_job
 
-    job, resumed = resolve_job(layers_from(arguments))
+    layers = layers_from(arguments)
     # With --json, stdout belongs to the program that reads it.
-    watcher = build_watcher(job.run, sys.stderr if arguments.json else sys.stdout)
-    result = vectorized.run_job(job, command=controller, resumed=resumed, companions=[watcher])
+    watch = sys.stderr if arguments.json else sys.stdout
+    if controller == vectorized.POLICY_COMMAND:
+        _, history = vectorized.train_ppo_vectorized(**_keywords(layers), watch=watch)
+        if arguments.json:
+            _print_json(summary_of(history.result))
+        return ExitCode.OK
+    job, resumed = resolve_job(layers)
+    result = vectorized.run_job(job, command=controller, resumed=resumed, watch=watch)
     if arguments.json:
-        print(json.dumps(msgspec.to_builtins(summary_of(result)), indent=2))
+        _print_json(summary_of(result))
     return ExitCode.OK
+
+
+def _keywords(layers: Sequence[tuple[str, Layer]]) -> dict[str, Any]:
+    """Return what file, flags and `--set` give, and nothing else, as keyword arguments."""
+    from esper.runtime.tasks import all_tasks  # plug-ins may bring torch
+
+    merge_job(*layers, tasks=all_tasks())  # names the layer of a mistake
+    given = merge_layers(layers)
+    return {key: value for table in given.values() for key, value in cast(Layer, table).items()}
+
+
+def _print_json(summary: RunSummary) -> None:
+    print(json.dumps(msgspec.to_builtins(summary), indent=2))
 
 
 def _list_tasks(_: Namespace) -> int:

@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
+import anyio.to_thread
 
 from esper.leyline.errors import ExitCode, RunFailedError
 from esper.leyline.payloads import LaneStalled
@@ -19,9 +21,11 @@ from esper.tolaria.stopping import StopFlag
 
 __all__ = ["Watchdog", "stop_signals", "supervise"]
 
+E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
 
 WATCH_INTERVAL_S: Final = 0.25
+LINGER_S: Final = 15.0
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -115,25 +119,60 @@ async def supervise(
     *,
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]],
     watchdog: Watchdog,
+    close_log: Callable[[], object] | None = None,
+    linger_s: float = LINGER_S,
 ) -> T:
-    """Run `main` to its end beside the tasks that serve it, which are cancelled then.
+    """Run `main` to its end beside the tasks that show it, and let these see that end.
 
-    What a background task raises ends the run; what a stalled lane leads to is raised in place of
-    the interruptions it causes.
+    However `main` ends, the log is closed next. The background tasks follow the log, so they end
+    by themselves when they have shown its last event; those that do not are cancelled after
+    `linger_s`. What a background task raises ends the run; what a stalled lane leads to is raised
+    in place of the interruptions it causes.
+
+    Args:
+        main: the run itself.
+        background: tasks that follow the run's log.
+        watchdog: watches the lanes while `main` runs.
+        close_log: brings everything that was emitted to the log and to its followers; called on a
+            thread, as it waits for the disk.
+        linger_s: for how long background tasks may go on after the run.
     """
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(watchdog.run)
             for task in background:
                 group.start_soon(task)
-            result = await main()
-            group.cancel_scope.cancel()
+            outcome = await _run_watched(main, watchdog)
+            if close_log is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(close_log)
+            group.cancel_scope.deadline = anyio.current_time() + linger_s
     except BaseExceptionGroup as errors:
         raise watchdog.failure or _first_of(errors) from None
+    if isinstance(outcome, _Failed):
+        raise watchdog.failure or outcome.error
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What a run ended with instead of a result."""
+
+    error: Exception
+
+
+async def _run_watched(main: Callable[[], Awaitable[T]], watchdog: Watchdog) -> T | _Failed:
+    """Run `main` beside its watchdog; what it raises is kept until its followers have ended."""
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watchdog.run)
+            result = await main()
+            group.cancel_scope.cancel()
+    except ExceptionGroup as errors:
+        return _Failed(_first_of(errors))
     return result
 
 
-def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_of(errors: BaseExceptionGroup[E]) -> E:
     first = errors.exceptions[0]
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 

@@ -16,7 +16,6 @@ from esper.leyline.payloads import LayerGradient
 from esper.leyline.telemetry import EventType
 from esper.nissa.testing import RecordingHub
 from esper.runtime.batches import SharedBatchIterator
-from esper.scripts import train
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import RewardNormalizer
 from esper.simic.training import vectorized
@@ -162,22 +161,6 @@ def test_replacing_the_stability_check_raises_its_alarm(
     tiny_run(tmp_path)
     (alarm,) = hub.of_type(EventType.NUMERICAL_INSTABILITY_DETECTED)
     assert "planted" in alarm.data.where
-
-
-def test_the_command_calls_the_entry_point_through_its_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[dict[str, Any]] = []
-
-    def noted(job: object, **options: Any) -> TrainingResult:
-        called.append(options)
-        return original(job, **options)
-
-    original: Callable[..., TrainingResult] = vectorized.run_job
-    monkeypatch.setattr(vectorized, "run_job", noted)
-    arguments = f"wait --rounds 1 --envs 1 --episode-length 1 --quiet --telemetry-dir {tmp_path}"
-    assert train.main(arguments.split()) == 0
-    assert [options["command"] for options in called] == ["wait"]
 
 
 def test_a_compiled_policy_runs_the_compiled_step(

@@ -87,14 +87,14 @@ def test_a_run_that_is_told_to_stop_says_so(
 
 
 def test_a_run_beside_which_something_fails_says_so(tmp_path: Path) -> None:
-    async def failing(hub: object) -> None:
+    async def failing(hub: object, request_stop: object) -> None:
         raise RunFailedError("port 8765 is in use")
 
     settings = {"telemetry_dir": str(tmp_path), "fsync": "never", "lanes": 1}
     job, _ = merge_job(("test", {"training": {"task": TASK}, "run": settings}), tasks=all_tasks())
 
     with pytest.raises(RunFailedError, match="port 8765"):
-        run_job(job, companions=[failing])
+        run_job(job, monitors=[failing])
 
     (log,) = tmp_path.glob("*/events.jsonl")
     finished = read_events(log)[-1]

@@ -1,5 +1,7 @@
 // Websockets that come back: doubling pauses with jitter, at most ten seconds.
+// Closed because the run has ended, there is nothing to come back for.
 
+const RUN_ENDED = [1000, 4011]; // 4011: without its last events, which could not be written
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 10000;
 
@@ -23,7 +25,11 @@ export class Connection {
       this.hello();
     });
     this.socket.addEventListener("message", (event) => this.onMessage(event.data));
-    this.socket.addEventListener("close", () => {
+    this.socket.addEventListener("close", (event) => {
+      if (RUN_ENDED.includes(event.code)) {
+        this.onState("ended");
+        return;
+      }
       this.onState("disconnected");
       setTimeout(() => this.open(), this.pause * (0.75 + Math.random() / 2));
       this.pause = Math.min(2 * this.pause, LONGEST_PAUSE_MS);

@@ -30,7 +30,7 @@ export class EventLog {
     for (const line of data.split("\n")) {
       if (!line) continue;
       const message = JSON.parse(line);
-      if (message.type === "hello") this.subscribe(message);
+      if (message.type === "hello" && !message.is_subscribed) this.subscribe(message);
       else if (message.type === "gap") this.keep({ gap: message });
       else if (message.event_type && message.seq > this.lastSeq) {
         this.lastSeq = message.seq;

@@ -74,18 +74,22 @@ function showSeeds() {
 }
 
 function showState(state) {
-  const looks = { connected: "ok", connecting: "unknown", disconnected: "act", report: "ok" };
-  const words = { connected: "✓ connected", connecting: "· connecting", disconnected: "✗ connection lost, trying again", report: "✓ report" };
+  const looks = { connected: "ok", connecting: "unknown", disconnected: "act", ended: "unknown", report: "ok" };
+  const words = {
+    connected: "✓ connected", connecting: "· connecting", disconnected: "✗ connection lost, trying again",
+    ended: "· run ended, server stopped", report: "✓ report",
+  };
   const chip = byId("connection");
-  const isOver = ["completed", "interrupted", "failed"].includes(store.view.progress?.status);
-  if (state === "disconnected" && isOver) {
-    chip.className = "chip grade unknown";
-    chip.textContent = "· the run is over, its server is gone";
-    return;
-  }
-  if (state === "connecting" && isOver) return;
   chip.className = `chip grade ${looks[state]}`;
   chip.textContent = words[state];
+  if (state === "ended") showServeCommand();
+}
+
+// The page stays as it is when the server is gone; a reload needs another server.
+function showServeCommand() {
+  const command = document.querySelector('meta[name="esper-serve-command"]').content;
+  byId("again").replaceChildren("The server of this run has stopped. To open the dashboard again: ", el("code", {}, command));
+  byId("again").hidden = false;
 }
 
 function setTheme(name) {

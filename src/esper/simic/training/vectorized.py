@@ -7,14 +7,12 @@ here, when a run is put together.
 
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TextIO, TypeAlias
 
-import msgspec
 import torch
 from torch import amp as torch_amp
 
@@ -23,11 +21,9 @@ from esper.leyline.config import (
     GovernorConfig,
     Job,
     ProfilerConfig,
-    RunOptions,
     TelemetryConfig,
 )
-from esper.leyline.errors import UnreadableFileError, UsageError
-from esper.leyline.jobs import Layer
+from esper.leyline.errors import TelemetryLostError, UnreadableFileError, UsageError
 from esper.leyline.legality import ActionRules
 from esper.leyline.payloads import CheckpointLoaded, LaneStalled
 from esper.leyline.reports import BatchSummary
@@ -58,6 +54,7 @@ from esper.simic.telemetry.gradients import (
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.telemetry.step_events import StepRules
 from esper.simic.telemetry.traces import StepTracer, prepare_tracing
+from esper.simic.training.arguments import DEFAULTS, layer_from_arguments
 from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.checkpoints import CheckpointStore
 from esper.simic.training.env_work import TrainingWork
@@ -110,6 +107,8 @@ from esper.tolaria.supervisor import Watchdog, stop_signals, supervise
 
 __all__ = [
     "GROWN_FILE",
+    "Monitor",
+    "TrainingHistory",
     "TrainingResult",
     "build_engine",
     "build_watchdog",
@@ -120,9 +119,13 @@ __all__ = [
     "train_ppo_vectorized",
 ]
 
-Companion: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
-"""Something that runs beside a run and is ended with it: a server, a console."""
+Monitor: TypeAlias = Callable[[TelemetryHub, Callable[[str], None]], Coroutine[Any, Any, None]]
+"""Shows a run: gets its hub and a way to ask for the run's end, and ends with the run's log."""
 
+Table: TypeAlias = Mapping[str, object]
+"""Some keys of a nested table of the configuration."""
+
+POLICY_COMMAND: Final = "ppo"
 VALIDATION_BATCH: Final = 256
 CLOSE_TIMEOUT_S: Final = 5.0
 GROWN_FILE: Final = "grown.pt"
@@ -145,12 +148,22 @@ class TrainingResult:
     """What the operator has to know about the data."""
 
 
+class TrainingHistory(list[BatchSummary]):
+    """The summaries of a run's rounds, oldest first."""
+
+    def __init__(self, result: TrainingResult) -> None:
+        super().__init__(result.history)
+        self.result = result
+        """What else the run left behind: its directory, final state and notes."""
+
+
 def run_job(
     job: Job,
     *,
     command: str | None = None,
     resumed: LoadedRun | None = None,
-    companions: Sequence[Companion] = (),
+    watch: TextIO | None = None,
+    monitors: Sequence[Monitor] = (),
     shutdown_event: threading.Event | None = None,
     ready_event: threading.Event | None = None,
 ) -> TrainingResult:
@@ -161,11 +174,13 @@ def run_job(
         command: who decides: ppo, heuristic, random, wait or periodic; None lets the resumed run's
             controller decide, else ppo.
         resumed: the checkpoint to go on from.
-        companions: what runs beside it.
+        watch: where progress is printed; None prints none.
+        monitors: what else shows it, beside the console and server that `job.run` asks for.
         shutdown_event: set it to stop the run at the next cancellation point.
         ready_event: set when everything is built and the first round begins.
     """
     stop = StopFlag(shutdown_event)
+    monitors = [*_monitors_for(job, watch), *monitors]
     share_one_heap()
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
@@ -184,7 +199,7 @@ def run_job(
         with hub:
             if loaded is not None:
                 hub.emit(loaded)
-            state = run_on_a_loop(partial(_run, plan, hub, companions, ready_event), plan.stop)
+            state = run_on_a_loop(partial(_run, plan, hub, monitors, ready_event), plan.stop)
     learner = plan.learner
     return TrainingResult(
         agent=None if learner is None else learner.agent,
@@ -198,99 +213,114 @@ def run_job(
 
 def train_ppo_vectorized(
     *,
-    task: str = "digits",
-    preset: str | None = None,
-    n_episodes: int | None = None,
-    n_envs: int = 4,
-    max_epochs: int | None = None,
-    slots: Sequence[str] | None = None,
-    max_seeds: int | None = None,
-    seed: int = 42,
-    group_id: str = "default",
-    device: str = "auto",
-    devices: Sequence[str] | None = None,
-    data: str = "auto",
-    data_dir: str | None = None,
-    batch_size_per_env: int | None = None,
-    gpu_preload: bool = False,
-    gpu_preload_augment: bool = False,
-    amp: bool = False,
-    amp_dtype: str = "auto",
-    compile_mode: str = "auto",
-    max_grad_norm: float | None = 1.0,
-    lstm_hidden_dim: int | None = None,
-    lr: float = 3e-4,
-    clip_ratio: float = 0.2,
-    gamma: float = 0.995,
-    gae_lambda: float = 0.98,
-    recurrent_n_epochs: int = 4,
-    target_kl: float | None = 0.015,
-    value_coef: float = 0.5,
-    value_coef_start: float | None = None,
-    value_warmup_batches: int = 10,
-    entropy_coef: float = 0.05,
-    entropy_coef_start: float | None = None,
-    entropy_coef_end: float | None = None,
-    entropy_coef_min: float = 0.01,
-    entropy_anneal_episodes: int = 0,
-    entropy_coef_per_head: Mapping[str, float] | None = None,
-    total_train_steps: int | None = None,
-    reward_family: str = "contribution",
-    reward_mode: str = "shaped",
-    reward: RewardConfig | None = None,
-    loss_reward: LossRewardConfig | None = None,
-    lifecycle: LifecycleRules | None = None,
-    governor: GovernorConfig | None = None,
-    plateau_threshold: float = 0.5,
-    improvement_threshold: float = 2.0,
-    telemetry: TelemetryConfig | None = None,
-    telemetry_dir: str = "./runs",
-    profiler: ProfilerConfig | None = None,
-    lanes: int | None = None,
-    checkpoint_every: int = 1,
-    save_path: str | None = None,
-    resume_path: str | None = None,
+    task: str = DEFAULTS.task,
+    preset: str | None = DEFAULTS.preset,
+    n_episodes: int = DEFAULTS.n_episodes,
+    n_envs: int = DEFAULTS.n_envs,
+    max_epochs: int = DEFAULTS.max_epochs,
+    slots: Sequence[str] = DEFAULTS.slots,
+    max_seeds: int | None = DEFAULTS.max_seeds,
+    seed: int = DEFAULTS.seed,
+    group_id: str = DEFAULTS.group_id,
+    device: str = DEFAULTS.device,
+    devices: Sequence[str] | None = DEFAULTS.devices,
+    data: str = DEFAULTS.data,
+    data_dir: Path | str | None = DEFAULTS.data_dir,
+    batch_size_per_env: int | None = DEFAULTS.batch_size_per_env,
+    batch_mode: str | None = DEFAULTS.batch_mode,
+    gpu_preload: bool = DEFAULTS.gpu_preload,
+    gpu_preload_augment: bool = DEFAULTS.gpu_preload_augment,
+    amp: bool = DEFAULTS.amp,
+    amp_dtype: str = DEFAULTS.amp_dtype,
+    compile_mode: str = DEFAULTS.compile_mode,
+    host_lr: float | None = DEFAULTS.host_lr,
+    seed_lr: float | None = DEFAULTS.seed_lr,
+    max_grad_norm: float | None = DEFAULTS.max_grad_norm,
+    lifecycle: LifecycleRules | Table = DEFAULTS.lifecycle,
+    governor: GovernorConfig | Table = DEFAULTS.governor,
+    lstm_hidden_dim: int = DEFAULTS.lstm_hidden_dim,
+    feature_dim: int = DEFAULTS.feature_dim,
+    lr: float = DEFAULTS.lr,
+    clip_ratio: float = DEFAULTS.clip_ratio,
+    gamma: float = DEFAULTS.gamma,
+    gae_lambda: float = DEFAULTS.gae_lambda,
+    recurrent_n_epochs: int = DEFAULTS.recurrent_n_epochs,
+    target_kl: float | None = DEFAULTS.target_kl,
+    policy_max_grad_norm: float = DEFAULTS.policy_max_grad_norm,
+    weight_decay: float = DEFAULTS.weight_decay,
+    value_coef: float = DEFAULTS.value_coef,
+    value_coef_start: float | None = DEFAULTS.value_coef_start,
+    value_warmup_batches: int = DEFAULTS.value_warmup_batches,
+    entropy_coef: float = DEFAULTS.entropy_coef,
+    entropy_coef_start: float | None = DEFAULTS.entropy_coef_start,
+    entropy_coef_end: float | None = DEFAULTS.entropy_coef_end,
+    entropy_coef_min: float = DEFAULTS.entropy_coef_min,
+    entropy_anneal_episodes: int = DEFAULTS.entropy_anneal_episodes,
+    entropy_coef_per_head: Mapping[str, float] = DEFAULTS.entropy_coef_per_head,
+    total_train_steps: int | None = DEFAULTS.total_train_steps,
+    reward_family: str = DEFAULTS.reward_family,
+    reward_mode: str = DEFAULTS.reward_mode,
+    reward: RewardConfig | Table = DEFAULTS.reward,
+    loss_reward: LossRewardConfig | Table = DEFAULTS.loss_reward,
+    plateau_threshold: float = DEFAULTS.plateau_threshold,
+    improvement_threshold: float = DEFAULTS.improvement_threshold,
+    telemetry: TelemetryConfig | Table = DEFAULTS.telemetry,
+    telemetry_dir: Path | str = DEFAULTS.telemetry_dir,
+    fsync: str = DEFAULTS.fsync,
+    fsync_interval_ms: int = DEFAULTS.fsync_interval_ms,
+    profiler: ProfilerConfig | Table = DEFAULTS.profiler,
+    lanes: int | None = DEFAULTS.lanes,
+    lane_deadline_s: float = DEFAULTS.lane_deadline_s,
+    checkpoint_every: int = DEFAULTS.checkpoint_every,
+    save_path: Path | str | None = DEFAULTS.save_path,
+    resume_path: Path | str | None = DEFAULTS.resume_path,
+    serve: str | None = DEFAULTS.serve,
+    serve_token: str | None = DEFAULTS.serve_token,
+    serve_origins: Sequence[str] = DEFAULTS.serve_origins,
+    quiet: bool = DEFAULTS.quiet,
+    watch: TextIO | None = None,
     ready_event: threading.Event | None = None,
     shutdown_event: threading.Event | None = None,
-) -> tuple[PPOAgent, list[BatchSummary]]:
-    """Train a policy that decides what grows, and return its agent and summaries of its rounds.
+) -> tuple[PPOAgent, TrainingHistory]:
+    """Train a policy that decides what grows; return its agent and the summaries of its rounds.
 
-    There is a summary for each of the last 1,000 rounds; the log tells of all.
-    The parameters are those of `TrainingConfig` and `RunOptions`, where each is explained; one that
-    is left at its default takes the preset's, the task's or the configuration's own value.
-    `n_episodes` counts rounds and `max_epochs` the steps of an episode. With `resume_path`, a
-    checkpoint or `latest`, what is not given is taken from the checkpoint. `ready_event` is set
-    when everything is built; set `shutdown_event` to stop at the next cancellation point.
+    There is a summary for each of the last 1,000 rounds; the log in `history.result.run_dir` has
+    all of them. The parameters are the keys of `TrainingConfig` and `RunOptions`, where each is
+    explained. What is passed is used; what is not given takes the checkpoint's value with
+    `resume_path`, else the preset's, the task's or the configuration's own. A nested table may be
+    given whole, as its struct, or in part, as a mapping: `reward={"rent_weight": 0.3}`.
+    `n_episodes` counts rounds and `max_epochs` the steps of an episode.
+
+    `watch` is a stream that progress is printed to, such as `sys.stdout`; with `serve`, such as
+    "127.0.0.1:8765", there is a dashboard as well. `ready_event` is set when everything is built;
+    set `shutdown_event` to stop the run at the next cancellation point.
     """
-    job, resumed = resolve_job([("train_ppo_vectorized", _layer_of(locals()))])
-    result = run_job(job, resumed=resumed, shutdown_event=shutdown_event, ready_event=ready_event)
+    job, resumed = resolve_job([("train_ppo_vectorized", layer_from_arguments(locals()))])
+    result = run_job(
+        job,
+        command=POLICY_COMMAND,
+        resumed=resumed,
+        watch=watch,
+        shutdown_event=shutdown_event,
+        ready_event=ready_event,
+    )
     assert result.agent is not None, "a policy has an agent"
-    return result.agent, list(result.history)
+    return result.agent, TrainingHistory(result)
 
 
-def _layer_of(given: Mapping[str, object]) -> Layer:
-    """Return the arguments that differ from their defaults, as tables of a job."""
-    defaults = {
-        name: parameter.default
-        for name, parameter in signature(train_ppo_vectorized).parameters.items()
-        if name not in ("ready_event", "shutdown_event")
-    }
-    changed = {
-        name: msgspec.to_builtins(given[name])
-        for name, default in defaults.items()
-        if given[name] != default
-    }
-    run_keys = set(RunOptions.__struct_fields__)
-    return {
-        "training": {name: value for name, value in changed.items() if name not in run_keys},
-        "run": {name: value for name, value in changed.items() if name in run_keys},
-    }
+def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
+    """Return the console and the server that a run was asked to have, if any."""
+    if output is None and job.run.serve is None:
+        return ()
+    from esper.karn.monitor import build_monitor  # a run that is not watched loads no server
+
+    return (build_monitor(job.run, output),)
 
 
 def _command(asked: str | None, job: Job, resumed: LoadedRun | None) -> str:
     """Return who decides; a resumed run may not become another one."""
     if resumed is None:
-        return asked or "ppo"
+        return asked or POLICY_COMMAND
     check_resumable(resumed.job.training, job.training)
     if asked not in (None, resumed.command):
         raise UsageError(
@@ -453,18 +483,18 @@ def _open_run_directory(plan: Plan) -> tuple[Path, CheckpointLoaded | None]:
 async def _run(
     plan: Plan,
     hub: TelemetryHub,
-    companions: Sequence[Companion],
+    monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
     # Set here, as a loop on a thread of its own knows nothing of the caller's hub.
     with use_hub(hub):
-        return await _run_trainer(plan, hub, companions, ready_event)
+        return await _run_trainer(plan, hub, monitors, ready_event)
 
 
 async def _run_trainer(
     plan: Plan,
     hub: TelemetryHub,
-    companions: Sequence[Companion],
+    monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
     lane = Lane("control")
@@ -476,23 +506,19 @@ async def _run_trainer(
     try:
         return await supervise(
             partial(trainer.run, started_event(plan)),
-            background=[partial(_accompany, companion, hub, plan.stop) for companion in companions],
+            background=[partial(monitor, hub, plan.stop.set) for monitor in monitors],
             watchdog=watchdog,
+            close_log=partial(_close_log, hub),
         )
     finally:
         await engine.close()
         lane.close(CLOSE_TIMEOUT_S)
 
 
-async def _accompany(companion: Companion, hub: TelemetryHub, stop: StopFlag) -> None:
-    """Let a companion show the run; one whose reader leaves (`| head`) asks for its end.
-
-    Consumes, produces and waits for what the companion does. Unblocked by: its end.
-    """
-    try:
-        await companion(hub)
-    except* BrokenPipeError:
-        stop.set("nobody reads its output any more")
+def _close_log(hub: TelemetryHub) -> None:
+    """Write everything that was emitted and end the live feed."""
+    with suppress(TelemetryLostError):  # leaving the hub's own `with` raises it again
+        hub.close()
 
 
 def build_engine(
