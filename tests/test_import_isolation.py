@@ -53,6 +53,27 @@ def test_train_command_answers_questions_without_torch(arguments: list[str]) -> 
     assert loaded_after(code).isdisjoint((*HEAVY, "asyncio", "esper.karn.report"))
 
 
+@pytest.mark.parametrize("module", ["esper.simic", "esper.simic.training", "esper.simic.telemetry"])
+def test_packages_of_training_are_light_to_import(module: str) -> None:
+    loaded = loaded_after(f"import {module}")
+    assert loaded.isdisjoint({"torch", "numpy", "esper.simic.training.vectorized"})
+
+
+def test_public_names_come_from_the_package_on_first_use() -> None:
+    code = (
+        "from esper.simic import (ParallelEnvState, train_ppo_vectorized, advance_active_seed,\n"
+        "    resolve_target_slot, calculate_entropy_anneal_steps, aggregate_ppo_metrics,\n"
+        "    run_ppo_updates)\n"
+        "from esper.simic.telemetry.emitters import emit_batch_completed\n"
+        "import esper.simic\n"
+        "assert all(hasattr(esper.simic, name) for name in esper.simic.__all__)\n"
+        "assert not hasattr(esper.simic, 'no_such_name')\n"
+        "from esper.simic.training import vectorized\n"
+        "assert train_ppo_vectorized is vectorized.train_ppo_vectorized"
+    )
+    assert "torch" in loaded_after(code)
+
+
 def test_training_a_policy_imports_neither_the_compiler_nor_symbolic_shapes() -> None:
     code = (
         "import tempfile\n"

@@ -1,26 +1,42 @@
 """Selection pressure: rewards, agent, attribution, control and training.
 
-The two public names are loaded when they are first asked for, so that importing the package does
-not import torch.
+The public names are loaded when they are first asked for, so that importing the package does not
+import torch.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from esper.simic.seed_management import (
+        advance_active_seed,
+        aggregate_ppo_metrics,
+        calculate_entropy_anneal_steps,
+        resolve_target_slot,
+        run_ppo_updates,
+    )
     from esper.simic.training.parallel_env_state import ParallelEnvState
     from esper.simic.training.vectorized import train_ppo_vectorized
 
-__all__ = ["ParallelEnvState", "train_ppo_vectorized"]
+__all__ = [
+    "ParallelEnvState",
+    "advance_active_seed",
+    "aggregate_ppo_metrics",
+    "calculate_entropy_anneal_steps",
+    "resolve_target_slot",
+    "run_ppo_updates",
+    "train_ppo_vectorized",
+]
+
+_HOMES = {
+    **dict.fromkeys(__all__, "esper.simic.seed_management"),
+    "ParallelEnvState": "esper.simic.training.parallel_env_state",
+    "train_ppo_vectorized": "esper.simic.training.vectorized",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use."""
-    if name == "train_ppo_vectorized":
-        from esper.simic.training.vectorized import train_ppo_vectorized  # imports torch
-
-        return train_ppo_vectorized
-    if name == "ParallelEnvState":
-        from esper.simic.training.parallel_env_state import ParallelEnvState  # imports torch
-
-        return ParallelEnvState
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Load a public name from its module on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,112 @@
+"""Examples in the documentation do what the text around them says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+from tests.nissa.making import epoch
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from esper.leyline.live import CloseCode
+from esper.leyline.payloads import Payload
+from esper.leyline.telemetry import Draft, Event, EventScope, decode_event
+from esper.nissa.hub import TelemetryHub
+from esper.nissa.security import Security
+from esper.nissa.server import ServerAddress, build_app, serve
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+LOOPBACK = "127.0.0.1"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def code_blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_baseline_procedure_can_be_followed_to_the_letter(tmp_path: Path) -> None:
+    (procedure,) = code_blocks("baselines.md", "sh")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", procedure],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "EPOCH_COMPLETED              5" in done.stdout
+    assert done.stdout.splitlines()[-1] == "same"
+
+
+def events_of(lines: list[str]) -> dict[int, Event]:
+    decoded = [decode_event(line[2:]) for line in lines if line.startswith('< {"event_type"')]
+    return {event.seq: event for event in decoded}
+
+
+def draft_of(event: Event | None) -> Draft:
+    """Return what a run emits to get an event of the example, or one that it leaves out."""
+    if event is None:
+        return Draft(epoch())
+    assert isinstance(event.data, Payload)
+    scope = EventScope(
+        round=event.round, step=event.step, env_id=event.env_id, episode_id=event.episode_id
+    )
+    return Draft(event.data, scope)
+
+
+def without_time(frame: str) -> object:
+    message = msgspec.json.decode(frame, type=dict[str, object])
+    message.pop("ts", None)
+    return message
+
+
+@pytest.mark.anyio
+async def test_the_session_of_the_live_protocol_is_what_a_server_says(tmp_path: Path) -> None:
+    (session,) = code_blocks("live_protocol.md", "session")
+    lines = session.splitlines()
+    events = events_of(lines)
+    hello = msgspec.json.decode(lines[0][2:], type=dict[str, object])
+    hub = TelemetryHub(tmp_path, run_id=str(hello["run_id"]))
+    num_before = int(str(hello["last_seq"])) + 1
+    hub.publish(draft_of(events.get(seq)) for seq in range(num_before))
+    await anyio.to_thread.run_sync(hub.flush)
+    app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            async with connect(f"ws://{address}/ws") as client:
+                for line in lines:
+                    if line.startswith("> "):
+                        await client.send(line[2:])
+                    elif line.startswith("< close"):
+                        with pytest.raises(ConnectionClosed):
+                            await client.recv()
+                        assert f"< close {client.close_code} {client.close_reason}" == line
+                    else:
+                        if '"seq":3' in line:  # what comes from here on is live
+                            rest = range(num_before, max(events) + 1)
+                            hub.publish(draft_of(events.get(seq)) for seq in rest)
+                            await anyio.to_thread.run_sync(hub.close)
+                        assert without_time(str(await client.recv())) == without_time(line[2:])
+
+
+def test_every_close_code_is_documented_with_its_reason() -> None:
+    text = (DOCS / "live_protocol.md").read_text(encoding="utf-8")
+    for code in CloseCode:
+        assert f"| {code.value} | {code.reason} |" in text
