@@ -14,7 +14,8 @@ async def follow(url: str, num_events: int, latencies_s: list[float]) -> None:
     num_seen = 0
     async with connect(url, compression=None, max_size=None) as client:
         await client.send('{"batch":true}')
-        await client.recv()
+        while '"is_subscribed":true' not in str(await client.recv()):
+            pass  # the hello, and what was on its way before the subscription
         print("ready", flush=True)
         while num_seen < num_events:
             frame = await client.recv()

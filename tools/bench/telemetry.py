@@ -226,6 +226,49 @@ def _work_and_emit(hub: TelemetryHub, num_events: int) -> dict[str, float]:
     return result
 
 
+@bench("E9")
+def end_beside_a_stopped_subscriber(is_quick: bool) -> Iterator[Row]:
+    """Measure for how long a client that never reads keeps a run's server from ending."""
+    delays_s = []
+    for _ in range(1 if is_quick else 5):
+        calm_s = anyio.run(_end_s, False)
+        delays_s.append(anyio.run(_end_s, True) - calm_s)
+    yield Row(
+        name="E9 end of a run, delayed by a stopped subscriber",
+        measured=statistics.median(delays_s),
+        target=1.0,
+        unit="s",
+        note=spread(delays_s),
+    )
+
+
+async def _end_s(has_stopped_client: bool) -> float:
+    """Return how long a server goes on after its run has ended."""
+    with fresh_hub() as hub:
+        app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
+        async with anyio.create_task_group() as tasks:
+            address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+            client = _stopped_client(address) if has_stopped_client else None
+            await anyio.to_thread.run_sync(_fill_connection, hub, client is not None)
+            await anyio.to_thread.run_sync(hub.close)
+            start_s = time.perf_counter()
+        delay_s = time.perf_counter() - start_s
+        if client is not None:
+            client.close()
+    return delay_s
+
+
+def _fill_connection(hub: TelemetryHub, has_client: bool) -> None:
+    """Emit until nothing more fits into the buffers of a client that does not read."""
+    num_events = 2_000
+    while True:
+        hub.publish([Draft(payload(), SCOPE)] * num_events)
+        hub.flush()
+        time.sleep(0.05)  # for the server to take it
+        if not has_client or any(item.lag > num_events for item in hub.live.subscribers):
+            return
+
+
 @bench("leyline import")
 def leyline_import(is_quick: bool) -> Iterator[Row]:
     """Measure what importing the contracts adds to an empty process."""

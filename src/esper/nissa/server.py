@@ -46,8 +46,8 @@ REQUEST_GRACE_S: Final = 5.0
 PING_EVERY_S: Final = 20.0
 STOP_GRACE_S: Final = 1
 DRAIN_LOOK_S: Final = 0.05
-DRAIN_STALLED_LOOKS: Final = 12
-"""At the end of a run, clients that take nothing for 0.6 s are cut off: they must not delay it."""
+DRAIN_STALLED_LOOKS: Final = 10
+"""At the end of a run, clients that take nothing for 0.5 s are cut off: they must not delay it."""
 DRAIN_LIMIT_S: Final = 10.0
 """At the end of a run, for how long clients that do read may go on."""
 DEFAULT_EVENTS: Final = 1_000
