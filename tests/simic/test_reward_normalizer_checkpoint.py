@@ -1,12 +1,21 @@
 """Normalisers survive a checkpoint bit by bit."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.simic.training.small_runs import TASK
 from torch import Tensor
 
+from esper.leyline.payloads import RewardSummary
+from esper.leyline.telemetry import EventType
+from esper.nissa.testing import RecordingHub
+from esper.runtime.batches import SharedBatchIterator
+from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer, ValueNormalizer
+from esper.simic.training import vectorized
 
 
 def random_rows(*shape: int, seed: int = 0) -> Tensor:
@@ -72,3 +81,92 @@ def test_stored_state_does_not_follow_later_learning() -> None:
     normalizer.normalize_round(rewards, torch.ones(4, 9, dtype=torch.bool))
 
     assert all(torch.equal(before[name], value) for name, value in state.items())
+
+
+class Normalizers:
+    """Every reward normaliser that runs have made, and what each was asked to normalise."""
+
+    def __init__(self) -> None:
+        self.made: list[RewardNormalizer] = []
+        self.stds: list[float] = []
+        """After each round, of whichever run."""
+
+    def replacement(self) -> type[RewardNormalizer]:
+        witness = self
+
+        class Noted(RewardNormalizer):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                witness.made.append(self)
+
+            def normalize_round(self, rewards: Tensor, is_paid: Tensor) -> Tensor:
+                normalized = super().normalize_round(rewards, is_paid)
+                witness.stds.append(float(self.std))
+                return normalized
+
+        return Noted
+
+
+def train(telemetry_dir: Path, **arguments: Any) -> None:
+    vectorized.train_ppo_vectorized(telemetry_dir=telemetry_dir, **arguments)
+
+
+def test_a_resumed_run_normalises_rewards_as_if_it_had_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = Normalizers(), Normalizers()
+    monkeypatch.setattr(vectorized, "RewardNormalizer", whole.replacement())
+    train(tmp_path / "whole", task=TASK, n_episodes=4)
+    monkeypatch.setattr(vectorized, "RewardNormalizer", cut.replacement())
+    train(tmp_path / "cut", task=TASK, n_episodes=2)
+    train(tmp_path / "cut", resume_path="latest", n_episodes=4)
+
+    assert len(cut.made) == 2, "the resumed run has a normaliser of its own"
+    assert len(whole.stds) == 4
+    assert len(set(whole.stds)) == 4, "the deviation never changed, so nothing was compared"
+    assert cut.stds == whole.stds
+    for name, value in whole.made[0].state_dict().items():
+        assert torch.equal(value, cut.made[1].state_dict()[name]), name
+
+
+def test_the_agent_is_loaded_from_the_checkpoint_that_carries_the_normaliser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, task=TASK, n_episodes=1)
+    loaded: list[Path] = []
+    load = PPOAgent.load
+
+    def noted(path: Path | str, *, device: torch.device | str = "cpu") -> PPOAgent:
+        loaded.append(Path(path))
+        return load(path, device=device)
+
+    monkeypatch.setattr(vectorized.PPOAgent, "load", noted)
+    train(tmp_path, resume_path="latest", n_episodes=2)
+
+    (path,) = loaded
+    assert path.name == "round-000001.pt"
+    stored = torch.load(path, weights_only=True)["reward_normalizer"]
+    fresh = RewardNormalizer().state_dict()
+    assert any(not torch.equal(stored[name], fresh[name]) for name in fresh)
+
+
+def test_a_run_with_a_hub_and_data_of_the_tests_own_reports_the_normalisers_deviation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, normalizers = RecordingHub(), Normalizers()
+    passes: list[tuple[int, int]] = []
+
+    class Noting(SharedBatchIterator):
+        def batches(self, *, round: int, step: int) -> Iterator[list[Any]]:
+            passes.append((round, step))
+            return super().batches(round=round, step=step)
+
+    monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
+    monkeypatch.setattr(vectorized, "RewardNormalizer", normalizers.replacement())
+    monkeypatch.setattr(vectorized, "SharedBatchIterator", Noting)
+    train(tmp_path, task=TASK, n_episodes=2, max_epochs=3)
+
+    told = [event.data for event in hub.of_type(EventType.REWARD_SUMMARY)]
+    assert all(isinstance(summary, RewardSummary) for summary in told)
+    assert [summary.reward_std for summary in told] == normalizers.stds
+    assert {(0, 2), (1, 0), (1, 1), (1, 2)} <= set(passes)
