@@ -183,6 +183,26 @@ def test_fossilization_tells_the_gate_the_change_and_the_fossil_in_this_order() 
     assert live(outcome.state).stage is Stage.FOSSILIZED
 
 
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_fossil_knows_the_steps_in_which_it_was_planted_and_made_permanent(num_steps: int) -> None:
+    wish = msgspec.structs.replace(WISH, step=7)
+    seed = live(lifecycle.germinate(None, wish, RULES).state)
+    for _ in range(num_steps):
+        seed = live(lifecycle.tick(seed, RULES).state)
+    held = msgspec.structs.replace(
+        seed_in(Stage.HOLDING),
+        germinated_at_step=seed.germinated_at_step,
+        age_steps=seed.age_steps,
+    )
+    assert held.fossilized_at_step is None
+
+    outcome = lifecycle.fossilize(held, RULES)
+
+    fossil = live(outcome.state)
+    assert (fossil.germinated_at_step, fossil.fossilized_at_step) == (7, 7 + num_steps)
+    assert outcome.effects[-1] == Fossilized(fossil)
+
+
 @pytest.mark.parametrize("stage", sorted(PRUNABLE_STAGES))
 def test_prune_drops_the_module_and_tells_how_the_seed_last_was(stage: Stage) -> None:
     seed = seed_in(stage)

@@ -79,7 +79,6 @@ def test_every_remembered_field_reaches_the_report() -> None:
     own = msgspec.structs.asdict(measured) | {
         "slot_id": "r0c1",
         "num_params": 17,
-        "algorithm": seed.style.algorithm,
         "upstream_alpha_sum": 0.5,
         "downstream_alpha_sum": 0.25,
     }

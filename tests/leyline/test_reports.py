@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline.actions import Blueprint, Op
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode, AlphaState
+from esper.leyline.actions import Blueprint, Op, Style
+from esper.leyline.alpha import AlphaMode, AlphaState
 from esper.leyline.reports import SeedReport
 from esper.leyline.rewards import RewardComponents, RewardInputs, SeedRewardInputs
 from esper.leyline.stages import Stage
@@ -23,8 +23,10 @@ def report(**fields: Any) -> SeedReport:
         "previous_stage_steps": 10,
         "steps_in_stage": 2,
         "age_steps": 13,
+        "germinated_at_step": 4,
+        "fossilized_at_step": None,
         "alpha": AlphaState(),
-        "algorithm": AlphaAlgorithm.ADD,
+        "style": Style.LINEAR_ADD,
         "tempo_steps": 5,
         "num_params": 17,
         "accuracy_at_germination_pct": None,

@@ -4,8 +4,8 @@ import math
 
 from hypothesis import strategies as st
 
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Op, Topology
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode, AlphaState
+from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Op, Style, Topology
+from esper.leyline.alpha import AlphaMode, AlphaState
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
 from esper.leyline.stages import Stage
@@ -53,8 +53,10 @@ def reports_in(slot_id: str) -> st.SearchStrategy[SeedReport]:
         previous_stage_steps=counts,
         steps_in_stage=counts,
         age_steps=st.integers(0, 12),
+        germinated_at_step=st.integers(0, 12),
+        fossilized_at_step=st.none() | st.integers(0, 24),
         alpha=alphas,
-        algorithm=st.sampled_from(AlphaAlgorithm),
+        style=st.sampled_from(Style),
         tempo_steps=st.sampled_from([3, 5, 8]),
         num_params=st.integers(0, 1000),
         accuracy_at_germination_pct=st.none() | st.floats(0.0, 100.0),
@@ -114,8 +116,10 @@ def make_report(slot_id: str = "r0c0", stage: Stage = Stage.TRAINING, **changes)
         "previous_stage_steps": 1,
         "steps_in_stage": 0,
         "age_steps": 6,
+        "germinated_at_step": 0,
+        "fossilized_at_step": None,
         "alpha": AlphaState(),
-        "algorithm": AlphaAlgorithm.ADD,
+        "style": Style.LINEAR_ADD,
         "tempo_steps": 5,
         "num_params": 100,
         "accuracy_at_germination_pct": None,

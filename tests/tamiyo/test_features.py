@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from tests.tamiyo.states import SLOTS, batches, make_report, make_signals
 
-from esper.leyline.actions import Blueprint, Op
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode, AlphaState
+from esper.leyline.actions import Blueprint, Op, Style
+from esper.leyline.alpha import AlphaMode, AlphaState
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import Stage
@@ -192,7 +192,6 @@ OTHER_VALUES = {
     "steps_in_stage": 7,
     "age_steps": 9,
     "tempo_steps": 8,
-    "algorithm": AlphaAlgorithm.GATE,
     "stage": Stage.HOLDING,
 }
 
@@ -202,6 +201,11 @@ def test_every_observed_field_of_a_report_reaches_the_policy(field: str) -> None
     changed = slot_row(msgspec.structs.replace(MEASURED, **{field: OTHER_VALUES[field]}))
     columns = {SLOT_TABLE[index].source for index in np.flatnonzero(changed != slot_row(MEASURED))}
     assert columns == {field}
+
+
+def test_style_reaches_the_policy_as_the_algorithm_that_it_mixes_by() -> None:
+    changed = slot_row(msgspec.structs.replace(MEASURED, style=Style.GATED_GATE))
+    assert list(np.flatnonzero(changed != slot_row(MEASURED))) == [COLUMN["algorithm"]]
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,7 @@ def germinate(state: SeedState | None, wish: Germination, rules: LifecycleRules)
         alpha_target=wish.alpha_target,
         stage=Stage.GERMINATED,
         previous_stage=Stage.DORMANT,
+        germinated_at_step=wish.step,
         measured=Measurements(
             accuracy_at_germination_pct=wish.accuracy_pct,
             accuracy_at_stage_start_pct=wish.accuracy_pct,
@@ -221,8 +222,10 @@ def fossilize(state: SeedState | None, rules: LifecycleRules) -> Outcome:
     outcome = _pass_gate(state, rules)
     if outcome.state is None or not outcome.succeeded:
         return outcome
-    effects = (*outcome.effects, Fossilized(outcome.state))
-    return Outcome(state=outcome.state, effects=effects)
+    # A seed ages by one in every step from its germination on, so that its age tells this step.
+    step = state.germinated_at_step + state.age_steps
+    fossil = msgspec.structs.replace(outcome.state, fossilized_at_step=step)
+    return Outcome(state=fossil, effects=(*outcome.effects, Fossilized(fossil)))
 
 
 def prune(state: SeedState | None, cause: PruneCause) -> Outcome:

@@ -50,6 +50,8 @@ class Germination(msgspec.Struct, frozen=True, kw_only=True):
     """Where the first ramp ends."""
     accuracy_pct: float | None = None
     """The host's accuracy at this moment, where it was measured."""
+    step: int = 0
+    """Step of the episode; 0 also for seeds that are there from its beginning."""
 
 
 class Ramp(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +96,8 @@ class SeedState(msgspec.Struct, frozen=True, kw_only=True):
     previous_stage_steps: int = 0
     steps_in_stage: int = 0
     age_steps: int = 0
+    germinated_at_step: int = 0
+    fossilized_at_step: int | None = None
     alpha: AlphaState = AlphaState()
     pending_prune: PruneCause | None = None
     """Set while alpha ramps down to a scheduled prune."""
@@ -172,8 +176,10 @@ def report_of(
         previous_stage_steps=state.previous_stage_steps,
         steps_in_stage=state.steps_in_stage,
         age_steps=state.age_steps,
+        germinated_at_step=state.germinated_at_step,
+        fossilized_at_step=state.fossilized_at_step,
         alpha=state.alpha,
-        algorithm=state.style.algorithm,
+        style=state.style,
         tempo_steps=state.tempo_steps,
         num_params=num_params,
         upstream_alpha_sum=upstream_alpha_sum,

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from esper.leyline.actions import Blueprint
+from esper.leyline.actions import Blueprint, Style
 from esper.leyline.alpha import AlphaAlgorithm, AlphaState
 from esper.leyline.stages import Stage
 
@@ -46,8 +46,12 @@ class SeedReport(msgspec.Struct, frozen=True, kw_only=True):
     steps_in_stage: int
     age_steps: int
     """Steps since germination."""
+    germinated_at_step: int
+    """Step of the episode in which it was planted."""
+    fossilized_at_step: int | None
+    """Step of the episode in which it became permanent; None before."""
     alpha: AlphaState
-    algorithm: AlphaAlgorithm
+    style: Style
     tempo_steps: int
     num_params: int
     """Parameters of the seed, gate network included, trainable or not."""
@@ -65,6 +69,11 @@ class SeedReport(msgspec.Struct, frozen=True, kw_only=True):
     downstream_alpha_sum: float
     gradient: GradientReading | None
     previous_gradient_health: float | None
+
+    @property
+    def algorithm(self) -> AlphaAlgorithm:
+        """Return how seed and host are composed."""
+        return self.style.algorithm
 
     @property
     def improvement_pp(self) -> float | None:

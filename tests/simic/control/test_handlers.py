@@ -166,7 +166,9 @@ def test_a_handler_refuses_nothing_that_is_legal_and_what_it_refuses_is_illegal(
 
 
 def context_of(model: MorphogeneticModel, seed_id: str = "s") -> HandlerContext:
-    return HandlerContext(model=model, seed_id=seed_id, generator=generator(2), accuracy_pct=61.0)
+    return HandlerContext(
+        model=model, seed_id=seed_id, generator=generator(2), accuracy_pct=61.0, step=7
+    )
 
 
 # --- Heads ---------------------------------------------------------------------------------------
@@ -292,6 +294,7 @@ def test_germinating_plants_what_the_action_names() -> None:
     )
     assert (seed.tempo_steps, seed.alpha_target) == (8, 0.7)
     assert seed.measured.accuracy_at_germination_pct == 61.0
+    assert (seed.germinated_at_step, seed.fossilized_at_step) == (7, None)
     assert model.slot("r0c1").gate is not None
 
 

@@ -25,6 +25,8 @@ class HandlerContext:
     generator: torch.Generator
     accuracy_pct: float
     """The host's accuracy at this moment."""
+    step: int
+    """Step of the episode."""
 
 
 Handler: TypeAlias = Callable[[ActionSpec, HandlerContext], Outcome]
@@ -44,6 +46,7 @@ def germinate(action: ActionSpec, context: HandlerContext) -> Outcome:
         tempo_steps=action.tempo.steps,
         alpha_target=action.alpha_target.alpha,
         accuracy_pct=context.accuracy_pct,
+        step=context.step,
     )
     return context.model.germinate(action.slot_id, wish, context.generator)
 

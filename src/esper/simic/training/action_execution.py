@@ -133,6 +133,7 @@ def _carry_out(turn: EnvTurn, action: ActionSpec) -> str | None:
         seed_id=f"ep{env.episode_id}_env{env.env_idx}_seed_{env.num_germinated}",
         generator=env.seed_generator,
         accuracy_pct=turn.signals.val_accuracy_pct,
+        step=turn.signals.step,
     )
     with env.fence.entered(is_training=True):
         refusal = carry_out(action, context).refusal
