@@ -163,6 +163,7 @@ class _Story:
                 yield Draft(self._epoch(env), scope)
                 yield from self._action(env, scope)
                 if step == self.shape.num_steps - 1:
+                    yield Draft(self._topology(env), scope)
                     yield Draft(self._outcome(env, step + 1, "timeout"), scope)
             yield Draft(self._profile("train", "validate"), EventScope(round_index, step))
         yield from self._tail(round_index, envs)
@@ -440,6 +441,28 @@ class _Story:
             num_fossilized=env.fossilized,
             num_contributing_fossils=0,
             num_rollbacks=0,
+        )
+
+    def _topology(self, env: _Env) -> Payload:
+        slots = ()
+        if env.seed_id is not None:
+            slots = (
+                payloads.TopologySlot(
+                    slot_id="r0c1",
+                    seed_id=env.seed_id,
+                    blueprint="conv_light",
+                    stage=STAGES[env.stage],
+                    alpha=0.5,
+                    alpha_target=1.0,
+                    style="SIGMOID_ADD",
+                    num_params=321,
+                    germinated_at_step=1,
+                    kept_at_step=5 if STAGES[env.stage] == "FOSSILIZED" else None,
+                    contribution_pp=None,
+                ),
+            )
+        return payloads.TopologyManifestRecorded(
+            host_params=1234, total_params=1234 + 321 * len(slots), slots=slots
         )
 
     def _profile(self, *phases: str) -> Payload:

@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 from tests.nissa.fake_run import FakeRun
+from tests.simic.training.small_runs import LENIENT, small_run
 
 from esper.leyline.errors import UsageError
+from esper.leyline.telemetry import EventType
 from esper.nissa.query import query_logs
 from esper.nissa.views import VIEWS
+from esper.scripts.telemetry import main
 
 SHAPE = FakeRun(num_rounds=3, num_envs=3, num_steps=12, seed=3, failed_env=2)
 
@@ -53,6 +57,28 @@ def test_views_hold_the_numbers_of_the_events(log: Path) -> None:
 )
 def test_questions_have_answers(sql: str, value: object, log: Path) -> None:
     assert query_logs([log], sql).rows == [(value,)]
+
+
+def test_topology_has_a_row_for_each_slot_that_a_real_run_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_run(tmp_path, "periodic", max_epochs=14, n_episodes=2, lifecycle=LENIENT)
+    recorded = run.of(EventType.TOPOLOGY_MANIFEST_RECORDED)
+    sql = "SELECT * EXCLUDE (run_id, time, severity) FROM topology ORDER BY seq, slot_id"
+
+    assert main(["query", str(run.directory), sql, "--format", "json"]) == 0
+
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    scope = ("seq", "round", "step", "env_id", "episode_id")
+    assert rows == [
+        {name: getattr(event, name) for name in scope}
+        | msgspec.structs.asdict(row)
+        | {"host_params": event.data.host_params, "total_params": event.data.total_params}
+        for event in recorded
+        for row in sorted(event.data.slots, key=lambda row: row.slot_id)
+    ]
+    assert {row["episode_id"] for row in rows} == {0, 1, 2, 3}
+    assert {row["kept_at_step"] is None for row in rows} == {True, False}
 
 
 def test_several_runs_are_told_apart_by_their_id(log: Path, tmp_path: Path) -> None:

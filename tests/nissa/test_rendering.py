@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.meta.test_event_contracts import sample
 
+from esper.leyline import payloads
 from esper.leyline.telemetry import (
     EVENT_SPECS,
     Draft,
@@ -48,6 +49,34 @@ def test_numbers_that_were_never_measured_can_be_shown(spec: EventSpec) -> None:
     text = render_line(encode_event(build_event(draft, seq=1, ts=0.0, run_id="r", group="g")))
 
     assert text.startswith("00:00:00Z run")
+
+
+def test_grown_network_is_shown_with_its_size_and_seeds() -> None:
+    row = payloads.TopologySlot(
+        slot_id="r0c1",
+        seed_id="s",
+        blueprint="conv_light",
+        stage="FOSSILIZED",
+        alpha=1.0,
+        alpha_target=1.0,
+        style="SIGMOID_ADD",
+        num_params=321,
+        germinated_at_step=3,
+        kept_at_step=20,
+        contribution_pp=None,
+    )
+    grown = payloads.TopologyManifestRecorded(host_params=4874, total_params=5195, slots=(row,))
+    bare = payloads.TopologyManifestRecorded(host_params=4874, total_params=4874, slots=())
+
+    shown = [
+        render_line(encode_event(build_event(Draft(data), seq=1, ts=0.0, run_id="r", group="g")))
+        for data in (grown, bare)
+    ]
+
+    assert shown[0].endswith(
+        "grown network: 4,874 -> 5,195 parameters  r0c1 fossilized conv_light 100%"
+    )
+    assert shown[1].endswith("grown network: 4,874 -> 4,874 parameters  no seeds")
 
 
 def test_severity_is_marked() -> None:

@@ -101,6 +101,10 @@ def test_consistent_run_breaks_no_rule_and_no_equation(shape: FakeRun, tmp_path:
         ("EPOCH_COMPLETED", "EPOCH_COMPLETED = rounds x envs x steps"),
         ("LAST_ACTION", "LAST_ACTION = rounds x envs x steps"),
         ("EPISODE_OUTCOME", "EPISODE_OUTCOME = rounds x envs"),
+        (
+            "TOPOLOGY_MANIFEST_RECORDED",
+            "TOPOLOGY_MANIFEST_RECORDED = rounds x envs - failed envs",
+        ),
         ("BATCH_STATS", "BATCH_STATS = rounds"),
         ("PPO_UPDATE_COMPLETED", "PPO_UPDATE_COMPLETED = rounds - skipped updates"),
         ("PHASE_PROFILE_COMPLETED", "PHASE_PROFILE_COMPLETED = rounds x (steps + 1)"),

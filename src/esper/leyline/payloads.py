@@ -377,14 +377,37 @@ class MorphologyCausalLog(Payload, frozen=True, kw_only=True):
     reason: str | None
 
 
-class TopologyManifestRecorded(Payload, frozen=True, kw_only=True):
-    """What an env's network looked like at the end of its episode, to be built again."""
+class TopologySlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One occupied slot at the end of an episode."""
 
-    manifest: str
-    """Canonical JSON of the topology."""
-    manifest_hash: str
-    num_fossils: int
+    slot_id: str
+    seed_id: str
+    blueprint: str
+    stage: str
+    """A seed in cooldown still occupies its slot, with 0 parameters."""
+    alpha: float
+    alpha_target: float
+    """Where the current ramp ends; equal to alpha when it is at rest."""
+    style: str
+    num_params: int
+    germinated_at_step: int
+    kept_at_step: int | None
+    """Step in which the seed was fossilized; None for seeds that are not permanent."""
+    contribution_pp: Measured
+
+
+class TopologyManifestRecorded(Payload, frozen=True, kw_only=True):
+    """The network that an env has grown by the end of its episode; none for an env that failed.
+
+    It is recorded after the last step's decision, as the parameters and fossils of EPISODE_OUTCOME
+    are. A static arm of a comparison is built from it.
+    """
+
+    host_params: int
     total_params: int
+    """Host and seeds."""
+    slots: tuple[TopologySlot, ...]
+    """Occupied slots only, in action order."""
 
 
 # --- Rounds --------------------------------------------------------------------------------------

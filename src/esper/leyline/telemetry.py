@@ -261,7 +261,7 @@ _ROWS: Final = (
     _spec(payloads.SeedFossilized, _NORMAL, CountClass.IDENTITY),
     _spec(payloads.SeedPruned, _NORMAL, CountClass.IDENTITY),
     _spec(payloads.MorphologyCausalLog, _NORMAL, CountClass.IDENTITY, Severity.DEBUG),
-    _spec(payloads.TopologyManifestRecorded, _NORMAL, CountClass.SEEDED),
+    _structural(payloads.TopologyManifestRecorded, _MINIMAL, CountPer.EPISODE),
     _alarm(payloads.GovernorRollback, Severity.CRITICAL),
     _alarm(payloads.EnvFailed, Severity.ERROR),
     _alarm(payloads.RatioExplosionDetected),

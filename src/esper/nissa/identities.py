@@ -126,6 +126,8 @@ def _expected(spec: EventSpec, profile: RunProfile) -> int | None:
             # A step that ends in a rollback never acted.
             rolled_back = profile.counts.get(EventType.GOVERNOR_ROLLBACK, 0)
             return rounds * envs * steps - _missing_steps(profile, steps, "decided") - rolled_back
+        case EventType.TOPOLOGY_MANIFEST_RECORDED, _:
+            return rounds * envs - profile.terms.get("env failures", 0)
         case _, CountPer.ENV_STEP:
             return rounds * envs * steps - _missing_steps(profile, steps, "validated")
         case _, CountPer.RUN:
@@ -145,6 +147,8 @@ def _form(spec: EventSpec) -> str:
             return "rounds - skipped updates"
         case EventType.LAST_ACTION, _:
             return "rounds x envs x steps - steps of failed envs - rollbacks"
+        case EventType.TOPOLOGY_MANIFEST_RECORDED, _:
+            return "rounds x envs - failed envs"
         case _, CountPer.ENV_STEP:
             return "rounds x envs x steps - steps of failed envs"
         case _, CountPer.EPISODE:

@@ -170,6 +170,15 @@ def _outcome(data: payloads.EpisodeOutcome) -> str:
 
 
 @_describe.register
+def _topology(data: payloads.TopologyManifestRecorded) -> str:
+    slots = "".join(
+        f"  {row.slot_id} {row.stage.lower()} {row.blueprint} {row.alpha:.0%}" for row in data.slots
+    )
+    size = f"{data.host_params:,} -> {data.total_params:,} parameters"
+    return f"grown network: {size}{slots or '  no seeds'}"
+
+
+@_describe.register
 def _update(data: payloads.PPOUpdateCompleted) -> str:
     return (
         f"update: policy {_number(data.policy_loss)} value {_number(data.value_loss)} entropy "

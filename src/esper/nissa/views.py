@@ -137,6 +137,24 @@ _ROWS: Final = (
     _of("failures", "which envs broke, where and how?", _T.ENV_FAILED),
     _of("episode_outcomes", "how did each episode end, at what size?", _T.EPISODE_OUTCOME),
     View(
+        name="topology",
+        question="which network had each episode grown by its end, slot by slot?",
+        sql=(
+            f"SELECT {_SCOPE}, item->>'slot_id' AS slot_id, item->>'seed_id' AS seed_id, "
+            "item->>'blueprint' AS blueprint, item->>'stage' AS stage, "
+            "CAST(item->>'alpha' AS DOUBLE) AS alpha, "
+            "CAST(item->>'alpha_target' AS DOUBLE) AS alpha_target, item->>'style' AS style, "
+            "CAST(item->>'num_params' AS BIGINT) AS num_params, "
+            "CAST(item->>'germinated_at_step' AS BIGINT) AS germinated_at_step, "
+            "CAST(item->>'kept_at_step' AS BIGINT) AS kept_at_step, "
+            "CAST(item->>'contribution_pp' AS DOUBLE) AS contribution_pp, "
+            "CAST(data->>'host_params' AS BIGINT) AS host_params, "
+            "CAST(data->>'total_params' AS BIGINT) AS total_params "
+            "FROM (SELECT *, unnest(CAST(data->'slots' AS JSON[])) AS item FROM lines "
+            f"WHERE event_type = '{_T.TOPOLOGY_MANIFEST_RECORDED}')"
+        ),
+    ),
+    View(
         name="reward_calibration",
         question="does reward track accuracy?",
         sql=(

@@ -160,6 +160,76 @@ def test_a_round_sums_its_episodes_up(lively: SmallRun) -> None:
         assert told.mean_accuracy_pct == pytest.approx(mean)
 
 
+def test_the_network_of_every_episode_is_recorded_just_before_its_outcome(
+    lively: SmallRun,
+) -> None:
+    recorded = lively.of(EventType.TOPOLOGY_MANIFEST_RECORDED)
+
+    for event in recorded:
+        end = lively.events[event.seq + 1]
+        assert end.event_type is EventType.EPISODE_OUTCOME
+        assert (end.round, end.step, end.env_id) == (event.round, event.step, event.env_id)
+        assert (end.episode_id, event.step) == (event.episode_id, 24)
+        manifest, outcome = event.data, end.data
+        assert manifest.total_params / manifest.host_params == pytest.approx(outcome.param_ratio)
+        kept = [row for row in manifest.slots if row.kept_at_step is not None]
+        assert all(row.stage == "FOSSILIZED" for row in kept)
+        assert len(kept) == outcome.num_fossilized
+    assert len(recorded) == lively.counts[EventType.EPISODE_OUTCOME] == 4
+    assert any(row.kept_at_step is not None for event in recorded for row in event.data.slots)
+
+
+def test_a_recorded_network_is_what_the_events_of_its_seeds_add_up_to(lively: SmallRun) -> None:
+    recorded = lively.of(EventType.TOPOLOGY_MANIFEST_RECORDED)
+    assert len(recorded) == 4
+    for event in recorded:
+        mine = [item for item in lively.events if item.episode_id == event.episode_id]
+        slots = _slots_by_replay(mine)
+
+        told = {
+            row.slot_id: {name: getattr(row, name) for name in slots[row.slot_id]}
+            for row in event.data.slots
+        }
+
+        assert told == slots
+        (host_params,) = {item.host_params for item in lively.data(EventType.TRAINING_STARTED)}
+        assert event.data.host_params == host_params
+        assert event.data.total_params == host_params + sum(
+            row.num_params for row in event.data.slots
+        )
+
+
+def _slots_by_replay(events: list[Event]) -> dict[str, dict[str, object]]:
+    """Follow an episode's seeds through its log; a slot is empty again when it is DORMANT."""
+    slots: dict[str, dict[str, object]] = {}
+    for event in events:
+        data = event.data
+        match event.event_type:
+            case EventType.SEED_GERMINATED:
+                slots[data.slot_id] = {
+                    "seed_id": data.seed_id,
+                    "blueprint": data.blueprint,
+                    "style": data.style,
+                    "num_params": data.num_params,
+                    "stage": "GERMINATED",
+                    "germinated_at_step": event.step,
+                    "kept_at_step": None,
+                    "contribution_pp": None,
+                }
+            case EventType.EPOCH_COMPLETED:
+                for seed in data.seeds:
+                    slots[seed.slot_id]["contribution_pp"] = seed.contribution_pp
+            case EventType.SEED_FOSSILIZED:
+                slots[data.slot_id]["kept_at_step"] = event.step
+            case EventType.SEED_STAGE_CHANGED if data.to_stage == "DORMANT":
+                del slots[data.slot_id]
+            case EventType.SEED_STAGE_CHANGED:
+                slots[data.slot_id]["stage"] = data.to_stage
+                if data.to_stage == "PRUNED":
+                    slots[data.slot_id]["num_params"] = 0
+    return slots
+
+
 def test_throughput_counts_samples_and_how_long_lanes_waited(lively: SmallRun) -> None:
     for told in lively.data(EventType.THROUGHPUT):
         assert told.env_steps == 2 * 25
@@ -314,6 +384,8 @@ def test_an_env_that_breaks_is_told_once_and_the_others_go_on(
     ends = {event.env_id: event.data for event in run.of(EventType.EPISODE_OUTCOME)}
     assert run.counts[EventType.EPISODE_OUTCOME] == 2
     assert (ends[1].status, ends[1].num_steps) == ("failed", step)
+    recorded = run.of(EventType.TOPOLOGY_MANIFEST_RECORDED)
+    assert [event.env_id for event in recorded] == [0]
     validated = step + (phase is Phase.APPLY)
     assert run.counts[EventType.EPOCH_COMPLETED] == 4 + validated
     assert run.counts[EventType.LAST_ACTION] == 4 + step

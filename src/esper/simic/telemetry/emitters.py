@@ -24,6 +24,8 @@ from esper.leyline.payloads import (
     RewardSummary,
     SeedSnapshot,
     Throughput,
+    TopologyManifestRecorded,
+    TopologySlot,
 )
 from esper.leyline.reports import BatchSummary, SeedReport
 from esper.leyline.rewards import RewardComponents
@@ -45,6 +47,7 @@ __all__ = [
     "emit_reward_summary",
     "emit_throughput",
     "emit_with_env_context",
+    "topology_manifest",
 ]
 
 Emit: TypeAlias = Callable[[Draft], None]
@@ -161,6 +164,31 @@ def emit_last_action(
         reward_components=components,
     )
     emit(Draft(payload, scope))
+
+
+def topology_manifest(host_params: int, reports: Sequence[SeedReport]) -> TopologyManifestRecorded:
+    """Describe the network that a host and these seeds form."""
+    return TopologyManifestRecorded(
+        host_params=host_params,
+        total_params=host_params + sum(report.num_params for report in reports),
+        slots=tuple(_topology_slot(report) for report in reports),
+    )
+
+
+def _topology_slot(report: SeedReport) -> TopologySlot:
+    return TopologySlot(
+        slot_id=report.slot_id,
+        seed_id=report.seed_id,
+        blueprint=report.blueprint.id,
+        stage=report.stage.name,
+        alpha=report.alpha.alpha,
+        alpha_target=report.alpha.target,
+        style=report.style.name,
+        num_params=report.num_params,
+        germinated_at_step=report.germinated_at_step,
+        kept_at_step=report.fossilized_at_step,
+        contribution_pp=report.contribution_pp,
+    )
 
 
 def emit_batch_completed(emit: Emit, summary: BatchSummary, episodes_completed: int) -> None:

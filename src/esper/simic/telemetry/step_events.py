@@ -34,6 +34,7 @@ from esper.simic.telemetry.emitters import (
     emit_epoch_completed,
     emit_last_action,
     emit_with_env_context,
+    topology_manifest,
 )
 
 __all__ = ["StepRules", "step_events"]
@@ -72,9 +73,11 @@ def step_events(
     if observation_stats is not None:
         emit(Draft(observation_stats, EventScope(round=evidence.round, step=evidence.step)))
     failures = {failure.env_id: failure for failure in outcome.failures}
-    for env_id, env in enumerate(outcome.envs):
+    for env_id, (seen, env) in enumerate(zip(evidence.envs, outcome.envs, strict=True)):
         if env is not None:
-            _emit_outcome(emit, env, decision, record, ended.get(env_id), rules)
+            _emit_outcome(emit, env, decision, record, rules)
+            if seen is not None and env_id in ended:
+                _emit_end(emit, seen, env, ended[env_id])
         elif env_id in failures:
             _emit_failure(emit, failures[env_id], ended[env_id])
     return drafts
@@ -136,7 +139,6 @@ def _emit_outcome(
     env: EnvOutcome,
     decision: StepDecision,
     record: StepRecord,
-    episode: EpisodeRecord | None,
     rules: StepRules,
 ) -> None:
     """Tell what one env's decision came to."""
@@ -160,8 +162,18 @@ def _emit_outcome(
     suspicions = (payload for owner, payload in record.alarms if owner == env_id)
     emit_with_env_context(emit, suspicions, scope)
     apply_slot_telemetry(emit, env.tick_events, scope)
-    if episode is not None:
-        emit(Draft(_episode_outcome(episode), scope))
+
+
+def _emit_end(emit: Emit, seen: EnvEvidence, env: EnvOutcome, episode: EpisodeRecord) -> None:
+    """Record the network at the end of an episode, and the episode's outcome."""
+    scope = EventScope(
+        round=episode.round,
+        step=seen.signals.step,
+        env_id=episode.env_id,
+        episode_id=episode.episode_id,
+    )
+    emit(Draft(topology_manifest(seen.host_params, env.reports), scope))
+    emit(Draft(_episode_outcome(episode), scope))
 
 
 def _emit_counterfactuals(
