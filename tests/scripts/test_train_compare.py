@@ -10,12 +10,15 @@ import msgspec
 import pytest
 from tests.karn.runs import write_run
 from tests.karn.story import Story
-from tests.simic.training.runs import TINY, register_tiny_tasks
+from tests.simic.training.runs import TINY, register_tiny_tasks, tiny_run
 
 from esper.leyline.comparison import ArmRun, ComparisonReport
 from esper.leyline.errors import UsageError
+from esper.leyline.stages import Stage
 from esper.scripts.train import main
 from esper.scripts.train_compare import seeds_from
+from esper.simic.evaluation.recorded import last_recorded
+from esper.simic.evaluation.topology import seeds_in
 
 
 @pytest.fixture
@@ -86,6 +89,70 @@ def test_training_run_that_cannot_be_read_is_told_before_anything_is_run(
     assert told.count("\n") == 1
     assert str(tmp_path / "none") in told
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def grown_run(tmp_path: Path) -> Path:
+    """A run whose seeds reach the output."""
+    quick = {"auto_forward": [1, 2, 3], "min_training_steps": 1}
+    return tiny_run(
+        tmp_path / "grown", command="periodic", n_episodes=1, max_epochs=8, lifecycle=quick
+    ).run_dir
+
+
+def test_static_arm_trains_the_networks_that_the_log_of_a_run_has_recorded(
+    arguments: list[str], grown_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arm = f"static-final:{grown_run}"
+    arguments[arguments.index("random")] = arm
+
+    assert main([*arguments, "--quiet"]) == 0
+
+    assert "static-final" in capsys.readouterr().out
+    recorded = [seeds_in(manifest) for manifest in last_recorded(grown_run)]
+    assert any(recorded)
+    kept = list((tmp_path / "runs").glob("static-final-seed*.json"))
+    assert len(kept) == 2
+    for path in kept:
+        run = msgspec.json.decode(path.read_bytes(), type=ArmRun)
+        assert [seeds_in(env.topology) for env in run.envs] == [
+            tuple(seed._replace(stage=Stage.FOSSILIZED) for seed in seeds) for seeds in recorded
+        ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["--envs", "9"], "choose fewer with --envs"),
+        (["--slots", "r0c1"], "choose the same with --slots"),
+        (["--task", "digits", "--envs", "1"], "compare on the task of the run"),
+    ],
+)
+def test_recorded_networks_that_do_not_fit_are_refused(
+    arguments: list[str],
+    grown_run: Path,
+    changes: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments[arguments.index("wait")] = f"static-final:{grown_run}"
+
+    assert main([*arguments, *changes, "--quiet"]) == 2
+
+    assert told in capsys.readouterr().err
+
+
+def test_run_that_has_recorded_no_network_is_refused(
+    arguments: list[str], grown_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = grown_run / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(line for line in lines if b"TOPOLOGY_MANIFEST_RECORDED" not in line))
+    arguments[arguments.index("wait")] = f"static-final:{grown_run}"
+
+    assert main([*arguments, "--quiet"]) == 2
+
+    assert "has no TOPOLOGY_MANIFEST_RECORDED" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("awaited", ["seed 3  wait", "seed 4"])

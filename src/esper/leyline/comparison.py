@@ -6,10 +6,9 @@ from pathlib import PurePath
 
 import msgspec
 
-from esper.leyline.actions import Blueprint, Style
-from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.config import Job
 from esper.leyline.learning import LearningReport
+from esper.leyline.payloads import TopologyManifestRecorded
 
 __all__ = [
     "ArmRun",
@@ -20,22 +19,7 @@ __all__ = [
     "Estimate",
     "RunAnswer",
     "RunOrder",
-    "Sprout",
 ]
-
-
-class Sprout(msgspec.Struct, frozen=True, kw_only=True):
-    """A seed as a part of a topology: what it is, where, and how it is mixed in."""
-
-    slot_id: str
-    blueprint: Blueprint
-    algorithm: AlphaAlgorithm
-    alpha: float
-
-    @property
-    def style(self) -> Style:
-        """Return a style that mixes in this way."""
-        return next(style for style in Style if style.algorithm is self.algorithm)
 
 
 class EpisodeMeasure(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +44,8 @@ class EpisodeMeasure(msgspec.Struct, frozen=True, kw_only=True):
     num_fossils_positive: int
     """Those among them without which the network would be worse."""
     total_reward: float
-    topology: tuple[Sprout, ...]
-    """The seeds that take part in the output in the end."""
+    topology: TopologyManifestRecorded
+    """The network at the end, as the event of an episode records it."""
 
 
 class ArmRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,8 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         default=list(DEFAULT_ARMS),
         metavar="ARM",
         help="wait, random, heuristic, periodic, ppo:CHECKPOINT[,CHECKPOINT...], "
-        "ppo:builtin:NAME, static-final "
+        "ppo:builtin:NAME, static-final (what the policy before it has grown, from scratch), "
+        "static-final:RUN (what the last round of a run has recorded) "
         f"(default: {' '.join(DEFAULT_ARMS)})",
     )
     group.add_argument(

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 from tests.simic.training.runs import last_checkpoint, tiny_job, tiny_run
+from tests.simic.training.small_runs import read_events
 
+from esper.leyline.actions import Blueprint, Style
 from esper.leyline.comparison import ArmRun, ComparisonReport, EpisodeMeasure
 from esper.leyline.config import Job
 from esper.leyline.errors import (
@@ -18,12 +20,17 @@ from esper.leyline.errors import (
     UnreadableFileError,
     UsageError,
 )
+from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
+from esper.leyline.stages import Stage
+from esper.leyline.telemetry import EventType
 from esper.runtime.tasks import registered_task
 from esper.simic.evaluation import compare as comparing
 from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.evaluate import evaluate_controller
 from esper.simic.evaluation.summary import summarize
+from esper.simic.evaluation.topology import PlantedSeed, seeds_in
+from esper.simic.training.vectorized import run_job
 from esper.tolaria.stopping import StopFlag
 
 SEEDS = (5, 6)
@@ -86,7 +93,7 @@ def test_arms_of_one_seed_start_from_the_same_network(job: Job) -> None:
 def test_waiting_costs_least_and_adds_nothing(job: Job) -> None:
     waiting, growing = run_of(job, "wait"), run_of(job, "periodic")
 
-    assert all(env.num_params_added == 0 and env.topology == () for env in waiting.envs)
+    assert all(env.num_params_added == 0 and env.topology.slots == () for env in waiting.envs)
     assert sum(env.train_flops for env in waiting.envs) < sum(
         env.train_flops for env in growing.envs
     )
@@ -270,12 +277,80 @@ def test_static_arm_trains_what_the_policy_ended_with(
     store = comparing.RunStore(directory=tmp_path, job=job, greedy=False)
     kept = [[store.read(arm, 0, seed) for seed in SEEDS] for arm in arms]
     grown, static = ([env for run in runs if run for env in run.envs] for runs in kept)
-    assert any(env.topology for env in grown)
+    assert any(seeds_in(env.topology) for env in grown)
     for ours, theirs in zip(static, grown, strict=True):
-        assert {(s.slot_id, s.blueprint) for s in ours.topology} == {
-            (s.slot_id, s.blueprint) for s in theirs.topology
-        }
+        expected = [seed._replace(stage=Stage.FOSSILIZED) for seed in seeds_in(theirs.topology)]
+        assert list(seeds_in(ours.topology)) == expected
+        assert len(ours.topology.slots) == len(expected)
         assert ours.num_germinated == 0
+
+
+def test_static_arm_is_built_from_the_recorded_network_alone(job: Job, checkpoint: Path) -> None:
+    policy, static = parse_arms([f"ppo:{checkpoint}", "static-final"])
+    grown = run_arm(job, policy, stratum=0, seed=5, stop=StopFlag())
+    row = TopologySlot(
+        slot_id="r0c1",
+        seed_id="s",
+        blueprint="bottleneck",
+        stage="BLENDING",
+        alpha=0.25,
+        alpha_target=1.0,
+        style="GATED_GATE",
+        num_params=1,
+        germinated_at_step=2,
+        kept_at_step=None,
+        contribution_pp=None,
+    )
+    envs = tuple(
+        msgspec.structs.replace(
+            env, topology=msgspec.structs.replace(env.topology, slots=(row,) if index else ())
+        )
+        for index, env in enumerate(grown.envs)
+    )
+    assert len(envs) == 2
+
+    run = run_arm(
+        job,
+        static,
+        stratum=0,
+        seed=5,
+        stop=StopFlag(),
+        model=msgspec.structs.replace(grown, envs=envs),
+    )
+
+    bare, grown_one = (env.topology for env in run.envs)
+    assert bare.slots == ()
+    assert seeds_in(grown_one) == (
+        PlantedSeed("r0c1", Blueprint.BOTTLENECK, Style.GATED_GATE, 0.25, Stage.FOSSILIZED),
+    )
+
+
+def test_network_of_an_arm_is_the_one_that_a_run_of_its_seed_records(
+    job: Job, tmp_path: Path
+) -> None:
+    arm_run = run_of(job, "periodic", seed=job.training.seed)
+
+    run_dir = run_job(job, command="periodic").run_dir
+
+    recorded = [
+        event.data
+        for event in read_events(run_dir / "events.jsonl")
+        if event.event_type is EventType.TOPOLOGY_MANIFEST_RECORDED and event.round == 0
+    ]
+    assert [env.topology for env in arm_run.envs] == recorded
+    assert any(manifest.slots for manifest in recorded)
+
+
+def test_kept_run_of_an_older_shape_is_refused_with_what_to_do(job: Job, tmp_path: Path) -> None:
+    arms = parse_arms(["wait", "random"])
+    store = comparing.RunStore(directory=tmp_path, job=job, greedy=False)
+    run = msgspec.to_builtins(run_of(job, "wait"))
+    for env in run["envs"]:
+        env["topology"] = []
+    store.path_of(arms[0], 0, 5).write_bytes(msgspec.json.encode(run))
+
+    with pytest.raises(UnreadableFileError, match=r"topology.*remove it to run it again"):
+        compare(job, arms, seeds=SEEDS, directory=tmp_path)
 
 
 def measure(final_pct: float, **changes: object) -> EpisodeMeasure:
@@ -293,7 +368,7 @@ def measure(final_pct: float, **changes: object) -> EpisodeMeasure:
         num_fossils_measured=0,
         num_fossils_positive=0,
         total_reward=final_pct,
-        topology=(),
+        topology=TopologyManifestRecorded(host_params=1, total_params=1, slots=()),
     )
     return msgspec.structs.replace(plain, **changes)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tests.simic.training.runs import tiny_job
@@ -9,12 +10,19 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_pre_hooks
 
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
-from esper.leyline.alpha import AlphaAlgorithm
-from esper.leyline.comparison import Sprout
+from esper.leyline.errors import UsageError
+from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
 from esper.simic.evaluation import topology
-from esper.simic.evaluation.topology import FlopMeter, StaticWork, plant, topology_of
+from esper.simic.evaluation.topology import (
+    FlopMeter,
+    PlantedSeed,
+    StaticWork,
+    plant,
+    seeds_in,
+)
+from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.training.batch_ops import loss_and_correct
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.env_work import TrainingWork
@@ -29,8 +37,28 @@ def work(tmp_path: Path) -> TrainingWork:
     return build_work(plan_job(tiny_job(tmp_path), "wait", None, StopFlag()))
 
 
-def sprout(blueprint: Blueprint = Blueprint.CONV_SMALL, alpha: float = 0.7) -> Sprout:
-    return Sprout(slot_id=SLOT, blueprint=blueprint, algorithm=AlphaAlgorithm.ADD, alpha=alpha)
+def planted(stage: Stage, **changes: object) -> PlantedSeed:
+    seed = PlantedSeed(SLOT, Blueprint.CONV_SMALL, Style.SIGMOID_ADD, 0.7, stage)
+    return seed._replace(**changes)
+
+
+def recorded(*stages: Stage, **changes: object) -> TopologyManifestRecorded:
+    """A network with one seed in each of these stages."""
+    row = TopologySlot(
+        slot_id=SLOT,
+        seed_id="s",
+        blueprint="conv_small",
+        stage="",
+        alpha=0.7,
+        alpha_target=0.7,
+        style="SIGMOID_ADD",
+        num_params=10,
+        germinated_at_step=1,
+        kept_at_step=None,
+        contribution_pp=None,
+    )
+    rows = tuple(msgspec.structs.replace(row, stage=stage.name, **changes) for stage in stages)
+    return TopologyManifestRecorded(host_params=100, total_params=100 + 10 * len(rows), slots=rows)
 
 
 def meter_of(work: TrainingWork, num_samples: int = 2) -> FlopMeter:
@@ -39,61 +67,75 @@ def meter_of(work: TrainingWork, num_samples: int = 2) -> FlopMeter:
     return FlopMeter(context=work.context, sample=Batch(inputs, targets))
 
 
-def static_work(work: TrainingWork, planted: Sprout) -> StaticWork:
+def static_work(work: TrainingWork) -> StaticWork:
     return StaticWork(
         context=work.context,
         rules=work.rules,
         action_rules=work.action_rules,
         masker=work.masker,
         validation=work.validation,
-        topologies={0: (planted,)},
+        topologies={0: recorded(Stage.HOLDING)},
     )
 
 
-@pytest.mark.parametrize("algorithm", list(AlphaAlgorithm))
+@pytest.mark.parametrize("style", list(Style))
 @pytest.mark.parametrize("blueprint", BLUEPRINTS_BY_TOPOLOGY[Topology.CNN])
-def test_planted_seed_is_the_topology_that_was_asked_for(
-    work: TrainingWork, blueprint: Blueprint, algorithm: AlphaAlgorithm
+def test_planted_seed_is_recorded_as_what_was_asked_for(
+    work: TrainingWork, blueprint: Blueprint, style: Style
 ) -> None:
     model = build_model(work.context, 0, 0)
-    wanted = Sprout(slot_id=SLOT, blueprint=blueprint, algorithm=algorithm, alpha=0.5)
+    wanted = planted(Stage.FOSSILIZED, blueprint=blueprint, style=style, alpha=0.5)
 
-    plant(model, wanted, Stage.FOSSILIZED, torch.Generator().manual_seed(1))
+    plant(model, wanted, torch.Generator().manual_seed(1))
 
-    assert topology_of(model.reports().values()) == (wanted,)
-
-
-@pytest.mark.parametrize("style", list(Style))
-def test_style_of_a_sprout_mixes_as_the_seed_did(style: Style) -> None:
-    wanted = Sprout(slot_id=SLOT, blueprint=Blueprint.NORM, algorithm=style.algorithm, alpha=1.0)
-    assert wanted.style.algorithm is style.algorithm
+    manifest = topology_manifest(model.num_host_params, tuple(model.reports().values()))
+    assert seeds_in(manifest) == (wanted,)
+    assert manifest.total_params == model.num_host_params + model.num_seed_params
+    (row,) = manifest.slots
+    assert (row.germinated_at_step, row.kept_at_step) == (0, 0)
 
 
-def test_seed_that_only_trains_is_no_part_of_the_topology(work: TrainingWork) -> None:
-    model = build_model(work.context, 0, 0)
+def test_only_seeds_that_change_the_output_are_built_again() -> None:
+    every = [stage for stage in Stage if stage >= Stage.GERMINATED]
 
-    plant(model, sprout(), Stage.TRAINING, torch.Generator().manual_seed(1))
+    assert [seed.stage for seed in seeds_in(recorded(*every))] == [
+        Stage.BLENDING,
+        Stage.HOLDING,
+        Stage.FOSSILIZED,
+    ]
+    assert seeds_in(recorded(*every, alpha=0.0)) == ()
 
-    assert topology_of(model.reports().values()) == ()
+
+@pytest.mark.parametrize("field", ["blueprint", "style", "stage"])
+def test_recorded_name_that_is_not_known_is_refused(field: str) -> None:
+    (row,) = recorded(Stage.HOLDING).slots
+    odd = msgspec.structs.replace(row, **{field: "ODD"})
+    manifest = TopologyManifestRecorded(host_params=100, total_params=110, slots=(odd,))
+
+    with pytest.raises(UsageError, match=rf"'{SLOT}'.*'ODD' is not known here"):
+        seeds_in(manifest)
 
 
 def test_static_env_has_the_host_of_every_other_arm_and_learns_in_its_seed(
     work: TrainingWork,
 ) -> None:
-    plain, static = work.build(0, 0), static_work(work, sprout()).build(0, 0)
+    plain, static = work.build(0, 0), static_work(work).build(0, 0)
 
     ours = dict(static.model.host.named_parameters())
     assert all(
         torch.equal(value, ours[name]) for name, value in plain.model.host.named_parameters()
     )
     assert static.model.num_fossils == 1
+    (report,) = static.reports
+    assert (report.blueprint, report.style) == (Blueprint.CONV_SMALL, Style.SIGMOID_ADD)
+    assert report.alpha.alpha == 0.7
     assert static.outbox == []
-    static_work(work, sprout()).begin_train(static, 0)
+    static_work(work).begin_train(static, 0)
     assert list(static.seed_optimizers.by_slot()) == [SLOT]
 
 
 def test_env_without_a_topology_is_the_host_alone(work: TrainingWork) -> None:
-    assert static_work(work, sprout()).build(0, 1).model.num_fossils == 0
+    assert static_work(work).build(0, 1).model.num_fossils == 0
 
 
 def test_cost_of_a_bare_host_is_that_of_its_convolutions_and_products(work: TrainingWork) -> None:
@@ -120,7 +162,7 @@ def test_seed_adds_to_the_cost_and_less_so_while_it_is_isolated(work: TrainingWo
     costs = {}
     for stage in (Stage.GERMINATED, Stage.TRAINING, Stage.HOLDING):
         model = build_model(work.context, 0, 0)
-        plant(model, sprout(), stage, torch.Generator().manual_seed(1))
+        plant(model, planted(stage), torch.Generator().manual_seed(1))
         costs[stage] = meter_of(work).per_target(tuple(model.reports().values()))
 
     assert costs[Stage.GERMINATED] == meter_of(work).per_target(())
@@ -147,7 +189,7 @@ def test_alpha_changes_no_cost(work: TrainingWork) -> None:
     costs = set()
     for alpha in (0.5, 1.0):
         model = build_model(work.context, 0, 0)
-        plant(model, sprout(alpha=alpha), Stage.HOLDING, torch.Generator().manual_seed(1))
+        plant(model, planted(Stage.HOLDING, alpha=alpha), torch.Generator().manual_seed(1))
         costs.add(meter.per_target(tuple(model.reports().values())))
 
     assert len(costs) == 1

@@ -5,23 +5,27 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 import msgspec
 import torch
 
-from esper.leyline.comparison import ArmRun, EpisodeMeasure, Sprout
+from esper.leyline.comparison import ArmRun, EpisodeMeasure
 from esper.leyline.config import Job
 from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.messages import EnvEvidence
+from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.reports import EpisodeStatus
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.evaluation.growing import GrownRound, grow
-from esper.simic.evaluation.topology import FlopMeter, StaticWork, topology_of
+from esper.simic.evaluation.recorded import last_recorded
+from esper.simic.evaluation.topology import FlopMeter, StaticWork, seeds_in
+from esper.simic.training.env_factory import build_model
 from esper.simic.training.keeper import LoadedRun
 from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.plans import Plan
@@ -35,7 +39,7 @@ __all__ = ["BASELINES", "STATIC", "Arm", "materialize_policy_digest", "parse_arm
 BASELINES: Final = ("wait", "random", "heuristic", "periodic")
 POLICY: Final = "ppo"
 STATIC: Final = "static-final"
-"""The topologies that the first policy ended with, trained from scratch."""
+"""The networks that the first policy, or the last round of a run, ended with: from scratch."""
 FLOP_SAMPLES: Final = 2
 """Norms refuse to learn from one; costs are per sample, so that few are enough."""
 
@@ -50,7 +54,9 @@ class Arm:
     policies: tuple[LoadedRun, ...] = ()
     """One stratum each; empty for arms that have learned nothing."""
     copies: "Arm | None" = None
-    """The arm whose topologies this one starts with."""
+    """The arm whose networks this one starts with."""
+    recorded: tuple[TopologyManifestRecorded, ...] = ()
+    """The networks that this one starts with, env by env, where a run has recorded them."""
 
     @property
     def num_strata(self) -> int:
@@ -70,6 +76,9 @@ class Arm:
         """Return what differs wherever the same seed could end differently."""
         if self.copies is not None:
             return f"{self.name} of {self.copies.digest(stratum)}"
+        if self.recorded:
+            content = hashlib.sha256(msgspec.json.encode(self.recorded)).hexdigest()
+            return f"{STATIC} of {content}"
         if not self.policies:
             return self.name
         return materialize_policy_digest(self.policies[stratum])
@@ -89,7 +98,7 @@ def materialize_policy_digest(policy: LoadedRun) -> str:
 
 
 def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
-    """Read arms: a baseline's name, `ppo:CHECKPOINT[,CHECKPOINT…]`, or `static-final`."""
+    """Read arms: a baseline, `ppo:CHECKPOINT[,CHECKPOINT…]`, `static-final` or its `:RUN`."""
     arms: list[Arm] = []
     for text in texts:
         arms.append(_parse_arm(text, arms))
@@ -108,12 +117,17 @@ def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
         model = next((arm for arm in before if arm.policies), None)
         if model is None:
             raise UsageError(
-                f"arm {STATIC!r} copies what a policy has grown; put ppo:CHECKPOINT before it"
+                f"arm {STATIC!r} copies what a policy has grown; put ppo:CHECKPOINT before it, or "
+                f"name a run that has recorded networks: {STATIC}:RUN"
             )
         return Arm(name=text, command="wait", copies=model)
     kind, _, paths = text.partition(":")
+    if kind == STATIC and paths:
+        return Arm(name=text, command="wait", recorded=last_recorded(Path(paths)))
     if kind != POLICY or not paths:
-        raise UnknownNameError("arm", text, (*BASELINES, f"{POLICY}:CHECKPOINT", STATIC))
+        raise UnknownNameError(
+            "arm", text, (*BASELINES, f"{POLICY}:CHECKPOINT", STATIC, f"{STATIC}:RUN")
+        )
     policies = tuple(load_run(checkpoint_at(path)) for path in paths.split(","))
     for policy in policies:
         if policy.controller is None:
@@ -156,7 +170,8 @@ def run_arm(
         plan.controller.is_greedy = greedy
         # The comparison may be of more or fewer envs, or longer, than what was learned from.
         plan.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
-    work = build_work(plan) if model is None else _static_work(plan, model)
+    topologies = _topologies(arm, model)
+    work = _static_work(plan, arm, topologies) if topologies else build_work(plan)
     start = time.perf_counter()
     grown = run_on_a_loop(partial(grow, plan, work=work, is_tested_each_step=True), stop)
     wall_s = time.perf_counter() - start
@@ -179,9 +194,18 @@ def _check_slots(job: Job, policy: LoadedRun | None) -> None:
         )
 
 
-def _static_work(plan: Plan, model: ArmRun) -> StaticWork:
+def _topologies(arm: Arm, model: ArmRun | None) -> dict[int, TopologyManifestRecorded]:
+    """Return the networks that an arm starts with, by env; none where it grows its own."""
+    if model is not None:
+        return {env.env_id: env.topology for env in model.envs}
+    return dict(enumerate(arm.recorded))
+
+
+def _static_work(
+    plan: Plan, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded]
+) -> StaticWork:
     work = build_work(plan)
-    topologies: Mapping[int, Sequence[Sprout]] = {env.env_id: env.topology for env in model.envs}
+    _check_topologies(plan, arm, topologies, build_model(work.context, 0, 0).num_host_params)
     return StaticWork(
         context=work.context,
         rules=work.rules,
@@ -191,6 +215,30 @@ def _static_work(plan: Plan, model: ArmRun) -> StaticWork:
         testing=work.testing,
         topologies=topologies,
     )
+
+
+def _check_topologies(
+    plan: Plan, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
+) -> None:
+    """Refuse networks that a run has recorded elsewhere and that do not fit this comparison."""
+    training = plan.job.training
+    if arm.recorded and len(arm.recorded) < training.n_envs:
+        raise UsageError(
+            f"{arm.name}: has the networks of {len(arm.recorded)} envs and the comparison has "
+            f"{training.n_envs}; choose fewer with --envs"
+        )
+    for manifest in topologies.values():
+        if manifest.host_params != host_params:
+            raise UsageError(
+                f"{arm.name}: grew on a host with {manifest.host_params} parameters, and that of "
+                f"{training.task!r} has {host_params}; compare on the task of the run"
+            )
+        missing = {seed.slot_id for seed in seeds_in(manifest)} - set(training.slots)
+        if missing:
+            raise UsageError(
+                f"{arm.name}: has seeds in {' '.join(sorted(missing))} and the comparison is about "
+                f"{' '.join(training.slots)}; choose the same with --slots"
+            )
 
 
 def _sample(plan: Plan) -> Batch:
@@ -230,7 +278,7 @@ def _measure(grown: GrownRound, env_id: int, meter: FlopMeter) -> EpisodeMeasure
         num_fossils_measured=len(contributions),
         num_fossils_positive=sum(value > 0.0 for value in contributions),
         total_reward=episode.total_reward,
-        topology=topology_of(last.reports),
+        topology=grown.topologies[env_id],
     )
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from esper.leyline.messages import EnvTestResult, StepEvidence
-from esper.leyline.payloads import LaneStalled
+from esper.leyline.messages import EnvTestResult, StepEvidence, StepOutcome
+from esper.leyline.payloads import LaneStalled, TopologyManifestRecorded
 from esper.leyline.reports import EpisodeRecord
 from esper.leyline.tasks import TaskKind
+from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.grown import GrownHeader
 from esper.simic.training.plans import Plan, build_control, grown_header
@@ -44,6 +45,8 @@ class GrownRound:
     """Env by env for each step that was tested, the last one among them."""
     episodes: dict[int, EpisodeRecord]
     """By env."""
+    topologies: dict[int, TopologyManifestRecorded]
+    """By env, of those that reached their end."""
     best: GrownNetwork | None
 
 
@@ -94,7 +97,24 @@ async def _grow(
         outcome = await engine.apply(decision)
         record = await control.record(evidence, decision, outcome)
         episodes |= {episode.env_id: episode for episode in record.ended}
-    return GrownRound(steps=tuple(steps), tested=tuple(tested), episodes=episodes, best=best)
+    return GrownRound(
+        steps=tuple(steps),
+        tested=tuple(tested),
+        episodes=episodes,
+        topologies=_topologies(evidence, outcome),
+        best=best,
+    )
+
+
+def _topologies(
+    evidence: StepEvidence, outcome: StepOutcome
+) -> dict[int, TopologyManifestRecorded]:
+    """Describe the envs' networks after the last step, as a run records them."""
+    return {
+        env.env_id: topology_manifest(seen.host_params, env.reports)
+        for seen, env in zip(evidence.envs, outcome.envs, strict=True)
+        if seen is not None and env is not None
+    }
 
 
 def _log_stacks(stalled: LaneStalled) -> None:

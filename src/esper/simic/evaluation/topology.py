@@ -1,9 +1,9 @@
 """Topologies: what a network is made of, what training it costs, how it is built at once."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import torch
@@ -12,8 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import BLENDED_STAGES, Germination
 from esper.kasmina.slot import SeedModules
+from esper.leyline.actions import Blueprint, Style
 from esper.leyline.alpha import AlphaState
-from esper.leyline.comparison import Sprout
+from esper.leyline.errors import UsageError
+from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import ACTIVE_STAGES, Stage
 from esper.runtime.batches import Batch
@@ -22,36 +24,63 @@ from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
 
-__all__ = ["FlopMeter", "StaticWork", "plant", "topology_of"]
+__all__ = ["FlopMeter", "PlantedSeed", "StaticWork", "plant", "seeds_in"]
 
 _COUNTING: Final = threading.Lock()
 """A counter is entered for the whole process in some respects, so one at a time is."""
 
-
-def topology_of(reports: Iterable[SeedReport]) -> tuple[Sprout, ...]:
-    """Return the seeds that take part in the output."""
-    return tuple(
-        _sprout(report)
-        for report in reports
-        if report.stage in BLENDED_STAGES and report.alpha.alpha > 0.0
-    )
+_STYLE_BY_ALGORITHM: Final = {style.algorithm: style for style in Style}
+"""Ramps change no cost, so one style stands for all that mix in the same way."""
 
 
-def plant(
-    model: MorphogeneticModel, sprout: Sprout, stage: Stage, generator: torch.Generator
-) -> None:
-    """Put a seed into a model in a stage that it would otherwise have to grow into."""
-    slot = model.slot(sprout.slot_id)
+class PlantedSeed(NamedTuple):
+    """A seed that is put into a model in a stage that it would otherwise have to grow into."""
+
+    slot_id: str
+    blueprint: Blueprint
+    style: Style
+    alpha: float
+    stage: Stage
+
+
+def seeds_in(manifest: TopologyManifestRecorded) -> tuple[PlantedSeed, ...]:
+    """Return the seeds of a recorded network that take part in its output."""
+    seeds = (_seed_in(row) for row in manifest.slots)
+    return tuple(seed for seed in seeds if seed.stage in BLENDED_STAGES and seed.alpha > 0.0)
+
+
+def _seed_in(row: TopologySlot) -> PlantedSeed:
+    try:
+        return PlantedSeed(
+            slot_id=row.slot_id,
+            blueprint=Blueprint[row.blueprint.upper()],
+            style=Style[row.style],
+            alpha=row.alpha,
+            stage=Stage[row.stage],
+        )
+    except KeyError as error:
+        raise UsageError(
+            f"slot {row.slot_id!r} of a recorded network: {error} is not known here"
+        ) from None
+
+
+def plant(model: MorphogeneticModel, seed: PlantedSeed, generator: torch.Generator) -> None:
+    """Put a seed into a model."""
+    slot = model.slot(seed.slot_id)
     wish = Germination(
-        seed_id=f"planted_{sprout.slot_id}",
-        blueprint=sprout.blueprint,
-        style=sprout.style,
-        alpha_target=sprout.alpha,
+        seed_id=f"planted_{seed.slot_id}",
+        blueprint=seed.blueprint,
+        style=seed.style,
+        alpha_target=seed.alpha,
     )
-    outcome = model.germinate(sprout.slot_id, wish, generator)
-    assert outcome.state is not None, f"slot {sprout.slot_id} of a new model is empty"
-    alpha = AlphaState(alpha=sprout.alpha, start=sprout.alpha, target=sprout.alpha)
-    state = msgspec.structs.replace(outcome.state, stage=stage, alpha=alpha)
+    outcome = model.germinate(seed.slot_id, wish, generator)
+    assert outcome.state is not None, f"slot {seed.slot_id} of a new model is empty"
+    state = msgspec.structs.replace(
+        outcome.state,
+        stage=seed.stage,
+        fossilized_at_step=0 if seed.stage is Stage.FOSSILIZED else None,
+        alpha=AlphaState(alpha=seed.alpha, start=seed.alpha, target=seed.alpha),
+    )
     slot.restore(state, SeedModules(slot.seed, slot.gate))
 
 
@@ -59,15 +88,16 @@ def plant(
 class StaticWork(TrainingWork):
     """Trains networks that have all their seeds from the first step on."""
 
-    topologies: Mapping[int, Sequence[Sprout]]
-    """By env."""
+    topologies: Mapping[int, TopologyManifestRecorded]
+    """By env; an env without one is the host alone."""
 
     def build(self, round_index: int, env_id: int) -> ParallelEnvState:
         """Build an env with its seeds in place; its host starts as that of any other arm."""
         # Named, as a dataclass with slots is a new class that `super()` does not know.
         env = TrainingWork.build(self, round_index, env_id)
-        for sprout in self.topologies.get(env_id, ()):
-            plant(env.model, sprout, Stage.FOSSILIZED, env.seed_generator)
+        manifest = self.topologies.get(env_id)
+        for seed in () if manifest is None else seeds_in(manifest):
+            plant(env.model, seed._replace(stage=Stage.FOSSILIZED), env.seed_generator)
         # Nobody has decided on these seeds, so nothing is told of them.
         env.outbox.clear()
         env.governor.take_snapshot()
@@ -84,27 +114,19 @@ class FlopMeter:
 
     context: EnvFactoryContext
     sample: Batch
-    _known: dict[frozenset[tuple[Sprout, Stage]], float] = field(default_factory=dict)
+    _known: dict[frozenset[PlantedSeed], float] = field(default_factory=dict)
 
     def per_target(self, reports: Sequence[SeedReport]) -> float:
         """Return the operations that training on one target takes with these seeds."""
-        # Alpha changes no cost, so it makes no topology of its own.
-        key = frozenset(
-            (
-                msgspec.structs.replace(_sprout(report), alpha=1.0),
-                Stage.FOSSILIZED if report.stage in BLENDED_STAGES else report.stage,
-            )
-            for report in reports
-            if report.stage in ACTIVE_STAGES
-        )
+        key = frozenset(_cost_of(report) for report in reports if report.stage in ACTIVE_STAGES)
         if key not in self._known:
             self._known[key] = self._count(key)
         return self._known[key]
 
-    def _count(self, key: frozenset[tuple[Sprout, Stage]]) -> float:
+    def _count(self, key: frozenset[PlantedSeed]) -> float:
         model = build_model(self.context, 0, 0).to(self.sample.inputs.device).train()
-        for sprout, stage in key:
-            plant(model, sprout, stage, torch.Generator().manual_seed(0))
+        for seed in key:
+            plant(model, seed, torch.Generator().manual_seed(0))
         counter = FlopCounterMode(display=False)
         counter.mod_tracker = _NoModules()  # type: ignore[assignment]
         with _COUNTING, counter:
@@ -127,10 +149,12 @@ class _NoModules:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _sprout(report: SeedReport) -> Sprout:
-    return Sprout(
+def _cost_of(report: SeedReport) -> PlantedSeed:
+    """Return a seed that costs as much as the reported one; alpha changes no cost."""
+    return PlantedSeed(
         slot_id=report.slot_id,
         blueprint=report.blueprint,
-        algorithm=report.algorithm,
-        alpha=report.alpha.alpha,
+        style=_STYLE_BY_ALGORITHM[report.algorithm],
+        alpha=1.0,
+        stage=Stage.FOSSILIZED if report.stage in BLENDED_STAGES else report.stage,
     )

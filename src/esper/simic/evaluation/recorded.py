@@ -1,0 +1,39 @@
+"""Networks that a run has recorded, read from its log."""
+
+from pathlib import Path
+from typing import Final
+
+from esper.leyline.errors import EventDecodeError, UnreadableFileError
+from esper.leyline.payloads import TopologyManifestRecorded
+from esper.leyline.telemetry import EventType, decode_event
+from esper.nissa.lines import find_logs, read_lines
+
+__all__ = ["last_recorded"]
+
+_MARK: Final = EventType.TOPOLOGY_MANIFEST_RECORDED.encode()
+
+
+def last_recorded(run: Path) -> tuple[TopologyManifestRecorded, ...]:
+    """Return the networks of the last round that a run has recorded, in env order."""
+    logs = find_logs([run])
+    if len(logs) != 1:
+        raise UnreadableFileError(run, f"has {len(logs)} runs; name the directory of one of them")
+    (log,) = logs
+    found: dict[int | None, TopologyManifestRecorded] = {}
+    last_round: int | None = None
+    for line in read_lines(log):
+        if _MARK not in line:
+            continue
+        try:
+            event = decode_event(line)
+        except EventDecodeError as error:
+            raise UnreadableFileError(log, str(error)) from None
+        if isinstance(event.data, TopologyManifestRecorded):
+            if event.round != last_round:
+                found, last_round = {}, event.round
+            found[event.env_id] = event.data
+    if not found:
+        raise UnreadableFileError(
+            log, f"has no {_MARK.decode()}; runs at telemetry level off record no networks"
+        )
+    return tuple(found.values())
