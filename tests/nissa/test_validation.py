@@ -1,5 +1,6 @@
 """`validate` finds every kind of damage and nothing in a whole run."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_every_block_is_checked(tmp_path: Path) -> None:
     run = FakeRun().write(tmp_path)
     write_log(run / "events.jsonl", FakeRun().lines(), block_lines=10)
 
-    assert validate_run(run).num_blocks == 23
+    assert validate_run(run).num_blocks == math.ceil(len(list(FakeRun().lines())) / 10)
     rows = (run / "events.crc").read_text().splitlines(keepends=True)
     (run / "events.crc").write_text("".join((*rows[:3], *rows[4:])))
     assert validate_run(run).num_findings == {"crc": 1}

@@ -30,7 +30,7 @@ def test_diff_shows_what_differs_and_where(
     assert main(["diff", str(left), str(tmp_path / "right")]) == 1
 
     out = capsys.readouterr().out
-    assert "PHASE_PROFILE_COMPLETED  structural    18     17     -1" in out
+    assert "PHASE_PROFILE_COMPLETED     structural    18     17     -1" in out
     assert "keys of EPOCH_COMPLETED: -val_loss +loss" in out
     assert (
         "equation: PHASE_PROFILE_COMPLETED = rounds x (steps + 1): left 18 / 18, right 17 / 18"

@@ -22,7 +22,7 @@ def test_counts_of_a_run_are_printed_with_their_total(
 
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["type", "count"]
-    assert "EPOCH_COMPLETED             32" in out
+    assert "EPOCH_COMPLETED                32" in out
     assert out[-1] == f"{NUM_EVENTS} events"
 
 
@@ -74,7 +74,7 @@ def test_baseline_decides_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["count", str(run), "--baseline", str(baseline)]) == 0
     capsys.readouterr()
     assert main(["count", str(tmp_path / "other"), "--baseline", str(baseline)]) == 1
-    assert "LAST_ACTION                 31        32     -1" in capsys.readouterr().out
+    assert "LAST_ACTION                    31        32     -1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

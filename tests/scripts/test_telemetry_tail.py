@@ -52,7 +52,7 @@ def test_stats_replace_the_lines(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["tail", str(run), "--stats"]) == 0
 
     out = capsys.readouterr().out
-    assert "EPOCH_COMPLETED             32" in out
+    assert "EPOCH_COMPLETED                32" in out
     assert f"{NUM_EVENTS} events in " in out
     assert "event_type" not in out
 
