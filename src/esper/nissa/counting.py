@@ -8,7 +8,6 @@ counted in two processes. Python's NaN and Infinity tokens, which are no JSON bu
 logs, count.
 """
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -240,15 +239,30 @@ def _count_parsed(task: CountTask, counts: Counter[str], tally: Tally) -> None:
         num_lines = chunk.count(b"\n")
         heads = None
         if _could_be_objects(chunk, num_lines) and _is_utf8(chunk):
-            try:
-                heads = decoder.decode_lines(chunk)
-            except _REFUSALS:
-                heads = None  # line by line, to see which
+            heads = _decode_heads(chunk, decoder)
         if heads is not None and len(heads) == num_lines:
             counts.update(keys(heads))
             tally.num_lines += num_lines
         else:
             _count_line_by_line(split_lines(chunk), head, keys, counts, tally)
+
+
+def _decode_heads(
+    chunk: bytes, decoder: msgspec.json.Decoder[msgspec.Struct]
+) -> list[msgspec.Struct] | None:
+    """Decode all lines at once; None if they have to be taken one by one, to see which is bad."""
+    try:
+        return decoder.decode_lines(chunk)
+    except _REFUSALS:
+        if b"NaN" not in chunk and b"Infinity" not in chunk:
+            return None
+    # Most logs are JSON.
+    from esper.leyline.untyped_json import without_tokens
+
+    try:
+        return decoder.decode_lines(without_tokens(chunk))
+    except _REFUSALS:
+        return None
 
 
 def _could_be_objects(chunk: bytes, num_lines: int) -> bool:
@@ -301,22 +315,18 @@ def _count_line_by_line(
 
 
 def _read_head(line: bytes, head: type[msgspec.Struct]) -> msgspec.Struct:
-    text = line.decode()
+    line.decode()  # msgspec skips the text of fields that the head does not have
     try:
         return msgspec.json.decode(line, type=head)
-    except msgspec.DecodeError as error:
-        # Python's json also reads NaN and Infinity; whatever else is wrong keeps its own words.
-        if b"NaN" not in line and b"Infinity" not in line and not _is_odd_scope(error):
-            raise
-        value = json.loads(text)
-        if not isinstance(value, dict) or not isinstance(value.get("event_type"), str):
-            raise
-        return _lenient_head(value, head)
+    except msgspec.DecodeError:
+        # Most logs need no second reader.
+        from esper.nissa.foreign import foreign_event
 
-
-def _is_odd_scope(error: msgspec.DecodeError) -> bool:
-    """Tell whether a field other than the event type is of a kind we do not expect."""
-    return isinstance(error, msgspec.ValidationError) and "event_type" not in str(error)
+        # It may hold NaN tokens, or fields of a kind we do not expect.
+        event = foreign_event(line)
+        if event is None:
+            raise
+        return _lenient_head(event, head)
 
 
 def _lenient_head(value: dict[str, object], head: type[msgspec.Struct]) -> msgspec.Struct:

@@ -1,10 +1,9 @@
 """What is left of a line when everything that may differ between two equal runs is taken out."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -17,14 +16,14 @@ from esper.leyline.telemetry import (
     encode_event,
     volatile_paths,
 )
+from esper.leyline.untyped_json import decode_python_json
+from esper.nissa.foreign import VOLATILE_KEYS, read_foreign
 
 __all__ = [
     "ENVELOPE",
     "ENVIRONMENT_TYPES",
-    "ForeignHead",
     "canonical_line",
     "differing_paths",
-    "foreign_head",
     "normal_form",
     "volatile_mask",
 ]
@@ -43,7 +42,6 @@ ENVIRONMENT_TYPES: Final = frozenset(
     if spec.count_class is CountClass.ENVIRONMENT
 )
 
-_FOREIGN_VOLATILE: Final = frozenset({"event_id", "timestamp", "ts", "run_id", "seq"})
 _ENVELOPE_VOLATILE: Final = frozenset({"seq", "ts", "run_id"})
 
 # A value after a key: a string, a flat list, or a number, true, false, null.
@@ -89,31 +87,11 @@ def canonical_line(line: bytes) -> bytes | None:
         return None
 
 
-class ForeignHead(NamedTuple):
-    """What can be said about an object that is not one of our events."""
-
-    event_type: str
-    keys: tuple[str, ...]
-    """Keys of its payload."""
-
-
-def foreign_head(line: bytes) -> ForeignHead | None:
-    """Read a line leniently, NaN tokens included; None when it has no event type."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("event_type"), str):
-        return None
-    data = value.get("data")
-    return ForeignHead(value["event_type"], tuple(data) if isinstance(data, dict) else ())
-
-
 def normal_form(line: bytes) -> bytes | None:
     """Return what two equal runs have in common here; None for events that are not compared."""
     match = ENVELOPE.match(line)
     if match is None:
-        line = canonical_line(line) or _foreign_form(line)
+        line = canonical_line(line) or read_foreign(line).form
         match = ENVELOPE.match(line)
         if match is None:
             return line
@@ -125,28 +103,18 @@ def normal_form(line: bytes) -> bytes | None:
     return match[1] + (rest if mask is None else mask(rest))
 
 
-def _foreign_form(line: bytes) -> bytes:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-    if not isinstance(value, dict):
-        return line
-    kept = {key: item for key, item in value.items() if key not in _FOREIGN_VOLATILE}
-    return json.dumps(kept, sort_keys=True).encode()
-
-
 def differing_paths(left: bytes, right: bytes) -> list[str]:
     """Return the paths at which two lines differ, volatile ones aside."""
     try:
-        sides = [dict(_leaves(json.loads(line), "")) for line in (left, right)]
-    except (ValueError, RecursionError):
+        sides = [dict(_leaves(decode_python_json(line), "")) for line in (left, right)]
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply for `_leaves`
         return []
-    volatile = {*_FOREIGN_VOLATILE, *_volatile_leaf_paths(str(sides[0].get("event_type")))}
+    volatile = {*VOLATILE_KEYS, *_volatile_leaf_paths(str(sides[0].get("event_type")))}
     return [
         path
         for path in dict.fromkeys((*sides[0], *sides[1]))
-        if sides[0].get(path, msgspec.UNSET) != sides[1].get(path, msgspec.UNSET)
+        # By their text: NaN is not equal to itself, and 1 is equal to true.
+        if repr(sides[0].get(path, msgspec.UNSET)) != repr(sides[1].get(path, msgspec.UNSET))
         and re.sub(r"\.\d+(?=\.|$)", ".*", path) not in volatile
     ]
 

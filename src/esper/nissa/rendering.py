@@ -1,6 +1,5 @@
 """One readable line per event, for terminals."""
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import singledispatch
@@ -11,6 +10,8 @@ from esper.leyline import payloads
 from esper.leyline.errors import EventDecodeError, shown
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Event, Severity, decode_event, event_type_of
+from esper.leyline.untyped_json import decode_python_json
+from esper.nissa.foreign import foreign_event
 
 __all__ = ["is_worrying", "render_event", "render_line"]
 
@@ -245,10 +246,11 @@ def _trend(data: payloads.TrendDetected) -> str:
 
 
 def _foreign(line: bytes) -> str:
+    event = foreign_event(line)
+    if event is None:
+        return f"not an event: {shown(line)}"
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        data = decode_python_json(line).get("data")
+        return f"{event['event_type']}  {shown(data)}"
+    except (ValueError, RecursionError):  # orjson decodes deeper values than Python prints
         return f"not an event: {shown(line)}"
-    if not isinstance(value, dict) or not isinstance(value.get("event_type"), str):
-        return f"not an event: {shown(line)}"
-    return f"{value['event_type']}  {shown(value.get('data'))}"

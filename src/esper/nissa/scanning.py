@@ -15,12 +15,12 @@ from esper.leyline.errors import EventDecodeError
 from esper.leyline.payloads import TrainingStarted
 from esper.leyline.telemetry import EventType, decode_event
 from esper.nissa.facts import FACT_TYPES, LINK_TYPE, add_link, add_terms, read_fact
+from esper.nissa.foreign import read_foreign
 from esper.nissa.lines import read_chunks, split_lines
 from esper.nissa.normalizing import (
     ENVELOPE,
     ENVIRONMENT_TYPES,
     canonical_line,
-    foreign_head,
     normal_form,
     volatile_mask,
 )
@@ -154,12 +154,13 @@ class _Scanner:
             self._feed_canonical([canonical], [match], number)
             return
         self.num_events += 1
-        head = foreign_head(line)
-        if head is None:
+        foreign = read_foreign(line)
+        if foreign.event_type is None:
             self.num_bad_lines += 1
         else:
-            self.raw_counts[head.event_type.encode(errors="replace")] += 1
-        form = normal_form(line)
+            self.raw_counts[foreign.event_type.encode()] += 1
+        is_ours = canonical is not None or _match_envelope(line) is not None
+        form = normal_form(line) if is_ours else foreign.form
         if form is not None:
             self.forms.append(form)
 
@@ -194,11 +195,12 @@ class _Scanner:
         try:
             return _KEY_DECODER.decode(line)
         except _REFUSALS:
-            head = foreign_head(line)
-            # An odd line has been counted as bad already; one that only looked well has not.
-            looked_well = ENVELOPE.match(line) is not None and line.endswith(b"}")
-            self.num_bad_lines += head is None and looked_well
-            return head and _KeyHead(head.event_type, dict.fromkeys(head.keys, msgspec.Raw()))
+            foreign = read_foreign(line)
+            if foreign.event_type is None:
+                # An odd line has been counted as bad already; one that only looked well has not.
+                self.num_bad_lines += _match_envelope(line) is not None and line.endswith(b"}")
+                return None
+            return _KeyHead(foreign.event_type, dict.fromkeys(foreign.keys, msgspec.Raw()))
 
     def _close_block(self) -> None:
         block, self.forms = self.forms[:BLOCK_LINES], self.forms[BLOCK_LINES:]

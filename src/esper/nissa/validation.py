@@ -11,6 +11,7 @@ import msgspec
 from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, decode_event
 from esper.nissa.blocks import CommitRecord, checksum_path, parse_commit_record
+from esper.nissa.foreign import foreign_event
 from esper.nissa.identities import check_profile
 from esper.nissa.lines import find_logs, is_compressed, read_chunks, run_directory_of, split_lines
 from esper.nissa.scanning import ScanTask, scan_log
@@ -173,20 +174,14 @@ def _check_lines(path: Path, channel: Channel, findings: _Findings) -> int:
     return num_events
 
 
-class _TypeHead(msgspec.Struct):
-    event_type: str
-
-
 def _add_bad_line(
     findings: _Findings, path: Path, number: int, line: bytes, reason: str, *, is_torn: bool
 ) -> None:
     if is_torn:
         findings.add(path, number, "torn", "the last line has no end; resuming the run cuts it off")
         return
-    try:
-        event_type = msgspec.json.decode(line, type=_TypeHead).event_type
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        event_type = None
+    event = foreign_event(line)
+    event_type: str | None = None if event is None else event["event_type"]
     if event_type is not None and event_type not in EventType.__members__:
         findings.add(path, number, "type", f"event type {event_type[:80]!r} is not known")
     else:
