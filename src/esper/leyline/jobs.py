@@ -21,6 +21,7 @@ from esper.leyline.slots import parse_slot_id
 from esper.leyline.stages import Gate
 from esper.leyline.tasks import TASKS, TaskSpec, preset_named, task_named
 from esper.leyline.telemetry import TelemetryLevel
+from esper.leyline.untyped_json import decode_json
 
 __all__ = ["Layer", "layer_from_text", "merge_job", "merge_layers"]
 
@@ -51,7 +52,10 @@ def merge_job(
         (f"preset {preset_name}", {"training": {**preset, "preset": preset_name}}),
     ]
     for source, layer in (*base, *layers):
-        _check_keys(layer, Job, source, "")
+        try:
+            _check_keys(layer, Job, source, "")
+        except RecursionError:
+            raise ConfigError(f"{source}: is nested too deeply") from None
         merged = _overlay(merged, layer)
     job = _convert(merged, [source for source, _ in layers])
     _check_job(job, task)
@@ -306,10 +310,9 @@ def _profiler_checks(job: Job) -> Iterator[_Check]:
 
 def layer_from_text(text: str, *, source: str, is_toml: bool) -> Layer:
     """Read a configuration file's text as a layer."""
-    decode = msgspec.toml.decode if is_toml else msgspec.json.decode
     try:
-        layer = decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        layer = msgspec.toml.decode(text) if is_toml else decode_json(text)
+    except (msgspec.DecodeError, ValueError) as error:
         kind = "TOML" if is_toml else "JSON"
         raise ConfigError(f"{source}: not {kind}: {error}") from None
     except RecursionError:

@@ -12,6 +12,7 @@ from esper.leyline.config import DEFAULT_SERVER_ADDRESS, Job
 from esper.leyline.errors import ConfigError, UnreadableFileError
 from esper.leyline.jobs import Layer, layer_from_text
 from esper.leyline.tasks import TASKS
+from esper.leyline.untyped_json import decode_json
 
 __all__ = ["FLAGS", "JobFlag", "add_job_flags", "layers_from"]
 
@@ -263,8 +264,8 @@ def _layer_from_setting(text: str) -> Layer:
     if not separator or not key:
         raise ConfigError(f"--set {text}: expected KEY=VALUE, such as training.lr=0.001")
     try:
-        return _nested(key, msgspec.json.decode(raw))
-    except msgspec.DecodeError:
+        return _nested(key, decode_json(raw))
+    except ValueError:
         return _nested(key, raw)
 
 
