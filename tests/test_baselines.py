@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.telemetry import EventType
-from esper.nissa.baselines import read_baseline
+from esper.nissa.baselines import read_baseline, write_baseline
 from esper.nissa.diff import diff_paths
 from esper.nissa.validation import validate_run
 from esper.scripts.train import main
@@ -38,6 +38,15 @@ def test_a_reference_run_has_the_counts_of_its_baseline(
 
 def test_baselines_on_disk_are_those_that_are_run_again() -> None:
     assert {path.name for path in BASELINES.glob("*.json")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_baseline_on_disk_is_what_capturing_it_again_would_write(
+    name: str, tmp_path: Path
+) -> None:
+    write_baseline(read_baseline(BASELINES / name), tmp_path / name)
+
+    assert (BASELINES / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_the_digits_baseline_reaches_every_stage_of_a_seeds_life() -> None:

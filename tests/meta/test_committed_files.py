@@ -3,9 +3,11 @@
 import json
 import re
 
+import pytest
 from tests.meta.sources import ROOT
 
 from esper.leyline.telemetry import events_schema
+from esper.scripts.telemetry import main
 
 REQUIRED_ROWS = {f"R{number}" for number in (*range(1, 9), *range(10, 33))}
 
@@ -20,6 +22,14 @@ def requirement_rows() -> dict[str, str]:
 def test_committed_event_schema_is_what_the_structs_say() -> None:
     path = ROOT / "telemetry" / "schema" / "events.schema.json"
     assert json.loads(path.read_text(encoding="utf-8")) == events_schema(), "run 'make schema'"
+
+
+def test_committed_event_schema_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["schema"]) == 0
+    path = ROOT / "telemetry" / "schema" / "events.schema.json"
+    assert path.read_text(encoding="utf-8") == capsys.readouterr().out, "run 'make schema'"
 
 
 def test_requirements_map_has_every_requirement() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.karn.runs import write_run
 from tests.karn.story import Story
+from tests.scripts.test_json_output import is_readable
 from tests.simic.training.runs import TINY, register_tiny_tasks, tiny_run
 
 from esper.leyline.comparison import ArmRun, ComparisonReport
@@ -46,7 +47,9 @@ def test_json_has_stdout_to_itself(
 ) -> None:
     assert main([*arguments, "--json"]) == 0
 
-    report = msgspec.json.decode(capsys.readouterr().out, type=ComparisonReport)
+    text = capsys.readouterr().out
+    assert is_readable(text)
+    report = msgspec.json.decode(text, type=ComparisonReport)
     assert [arm.arm for arm in report.arms] == ["wait", "random"]
     assert report.seeds == (3, 4)
 
@@ -58,6 +61,7 @@ def test_report_can_be_kept_as_json_beside_the_tables(
 
     assert main([*arguments, "--json", str(path)]) == 0
 
+    assert is_readable(path.read_text())
     report = msgspec.json.decode(path.read_bytes(), type=ComparisonReport)
     assert (report.seeds, report.learning) == ((3, 4), None)
     assert "wait - random" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.runtime.data_files import fashion_files, write_files
+from tests.scripts.test_json_output import is_readable
 from tests.simic.training.runs import TINY as TINY_TASK
 from tests.simic.training.runs import (
     TINY_LM,
@@ -109,7 +110,9 @@ def test_evaluation_reports_every_env_and_saves_a_network(
     model = tmp_path / "grown.pt"
     arguments = ["eval", "--checkpoint", checkpoint, "--seeds", "5", "6"]
     assert main([*arguments, "--save-model", str(model), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert is_readable(text)
+    report = json.loads(text)
     assert [(score["seed"], score["env_id"]) for score in report["envs"]] == [
         (5, 0),
         (5, 1),

@@ -9,6 +9,7 @@ import msgspec
 from esper.leyline.baselines import BASELINE_FORMAT, Baseline, Provenance
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
+from esper.leyline.untyped_json import readable_json
 from esper.nissa.counting import PARALLEL_BYTES
 from esper.nissa.lines import STDIN, find_logs, run_directory_of
 from esper.nissa.scanning import Scan, ScanTask, scan_log
@@ -26,8 +27,6 @@ __all__ = [
 ]
 
 BASELINE_DIR: Final = Path("telemetry/baselines")
-
-_ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +98,9 @@ def _read_manifest(log: Path) -> RunManifest | None:
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
     """Write a baseline so that a change of it reads well in a review."""
-    text = msgspec.json.format(_ENCODER.encode(baseline), indent=2)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text + b"\n")
+        path.write_bytes(readable_json(baseline))
     except OSError as error:
         raise UnreadableFileError(path, f"cannot be written: {error.strerror}") from None
 

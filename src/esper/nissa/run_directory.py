@@ -16,6 +16,7 @@ from esper.leyline.config import Job, ProfilerConfig
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.leyline.untyped_json import readable_json
 from esper.nissa.files import FileSystem, write_atomically
 
 __all__ = [
@@ -81,8 +82,7 @@ def put_rounds_on_record(
 
 
 def _write_manifest(files: FileSystem, run_dir: Path, manifest: RunManifest) -> None:
-    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    write_atomically(files, run_dir / MANIFEST_FILE, data)
+    write_atomically(files, run_dir / MANIFEST_FILE, readable_json(manifest))
 
 
 def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:

@@ -2,15 +2,13 @@
 
 from argparse import Namespace
 
-import msgspec
-
 from esper.leyline.errors import ExitCode
 from esper.leyline.telemetry import CountClass
 from esper.nissa.baselines import capture, list_baselines, write_baseline
 from esper.nissa.diff import CountChange, Difference, Divergence, diff_paths
 from esper.nissa.identities import check_profile
 from esper.nissa.validation import Validation, validate_run
-from esper.scripts.terminal import Colour, paint, print_table
+from esper.scripts.terminal import Colour, paint, print_json, print_table
 
 __all__ = ["run_capture", "run_diff", "run_list", "run_validate"]
 
@@ -49,7 +47,7 @@ def run_diff(arguments: Namespace) -> int:
     """Compare two runs or baselines."""
     difference = diff_paths(arguments.left, arguments.right)
     if arguments.json:
-        print(msgspec.json.encode(difference).decode())
+        print_json(difference)
     else:
         _print_difference(difference)
     return ExitCode.OK if difference.is_same else ExitCode.FAILED
@@ -131,7 +129,7 @@ def run_validate(arguments: Namespace) -> int:
     """Check a run."""
     validation = validate_run(arguments.run)
     if arguments.json:
-        print(msgspec.json.encode(validation).decode())
+        print_json(validation)
     else:
         _print_validation(validation)
     return ExitCode.OK if validation.is_valid else ExitCode.FAILED

@@ -10,7 +10,7 @@ import msgspec
 from esper.leyline.errors import ExitCode, UsageError
 from esper.nissa.counting import BadLine, CountBy, Tally, count_logs
 from esper.nissa.lines import find_logs
-from esper.scripts.terminal import Colour, print_table
+from esper.scripts.terminal import Colour, print_json, print_table
 
 __all__ = ["run_count"]
 
@@ -44,7 +44,7 @@ def run_count(arguments: Namespace) -> int:
     tallies = count_logs(find_logs(arguments.paths), by)
     report = _report(by, tallies, baseline)
     if arguments.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
         _print_report(report)
     _print_bad_lines(report)

@@ -1,11 +1,11 @@
 """`esper-telemetry query`."""
 
 import csv
-import json
 import sys
 from argparse import Namespace
 
 from esper.leyline.errors import ExitCode, UsageError
+from esper.leyline.untyped_json import compact_json
 from esper.nissa.lines import find_logs
 from esper.nissa.query import QueryResult, query_logs
 from esper.nissa.views import VIEWS
@@ -33,7 +33,7 @@ def _print_as_table(result: QueryResult) -> None:
 
 def _print_as_json(result: QueryResult) -> None:
     for row in result.rows:
-        print(json.dumps(dict(zip(result.columns, row, strict=True)), default=str))
+        print(compact_json(dict(zip(result.columns, row, strict=True))).decode())
 
 
 def _print_as_csv(result: QueryResult) -> None:

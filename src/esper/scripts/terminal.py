@@ -1,11 +1,11 @@
-"""Plain tables and colour for terminals."""
+"""Plain tables, colour and JSON on standard output."""
 
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-__all__ = ["Colour", "paint", "print_table"]
+__all__ = ["Colour", "paint", "print_json", "print_table"]
 
 
 class Colour(StrEnum):
@@ -22,6 +22,14 @@ def paint(text: str, colour: Colour | None) -> str:
     if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{colour.value}m{text}\x1b[0m"
+
+
+def print_json(value: object) -> None:
+    """Print a value as every `--json` does, and as manifests and baselines are written."""
+    # Most commands print tables.
+    from esper.leyline.untyped_json import readable_json
+
+    print(readable_json(value).decode(), end="")
 
 
 def print_table(

@@ -1,20 +1,18 @@
 """`esper-train`: the command that trains."""
 
-import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
-import msgspec
-
 from esper.leyline.errors import ExitCode
 from esper.leyline.jobs import Layer, merge_job, merge_layers
 from esper.leyline.tasks import PRESETS
 from esper.scripts.cli import add_version, run_command
 from esper.scripts.job_flags import add_job_flags, layers_from
-from esper.scripts.summary import RunSummary, summary_of
+from esper.scripts.summary import summary_of
+from esper.scripts.terminal import print_json
 from esper.scripts.train_compare import add_compare_flags, run_compare
 from esper.scripts.train_eval import add_eval_flags, run_eval
 
@@ -84,12 +82,12 @@ def _train(controller: str, arguments: Namespace) -> int:
     if controller == vectorized.POLICY_COMMAND:
         _, history = vectorized.train_ppo_vectorized(**_keywords(layers), watch=watch)
         if arguments.json:
-            _print_json(summary_of(history.result))
+            print_json(summary_of(history.result))
         return ExitCode.OK
     job, resumed = resolve_job(layers)
     result = vectorized.run_job(job, command=controller, resumed=resumed, watch=watch)
     if arguments.json:
-        _print_json(summary_of(result))
+        print_json(summary_of(result))
     return ExitCode.OK
 
 
@@ -100,10 +98,6 @@ def _keywords(layers: Sequence[tuple[str, Layer]]) -> dict[str, Any]:
     merge_job(*layers, tasks=all_tasks())  # names the layer of a mistake
     given = merge_layers(layers)
     return {key: value for table in given.values() for key, value in cast(Layer, table).items()}
-
-
-def _print_json(summary: RunSummary) -> None:
-    print(json.dumps(msgspec.to_builtins(summary), indent=2))
 
 
 def _list_tasks(_: Namespace) -> int:
@@ -128,8 +122,7 @@ def _show_config(arguments: Namespace) -> int:
     from esper.runtime.tasks import all_tasks  # plug-ins may bring torch
 
     job, _ = merge_job(*layers_from(arguments), tasks=all_tasks())
-    json.dump(msgspec.to_builtins(job), sys.stdout, indent=2)
-    print()
+    print_json(job)
     return ExitCode.OK
 
 

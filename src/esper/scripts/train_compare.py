@@ -20,9 +20,11 @@ from esper.leyline.comparison import ArmRun, ComparisonReport
 from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.jobs import merge_job
 from esper.leyline.learning import LearningReport
+from esper.leyline.untyped_json import readable_json
 from esper.nissa.files import FileSystem, write_atomically
 from esper.scripts.cli import told_when_interrupted
 from esper.scripts.job_flags import add_job_flags, layers_from
+from esper.scripts.terminal import print_json
 
 __all__ = ["add_compare_flags", "run_compare", "seeds_from"]
 
@@ -90,14 +92,13 @@ def run_compare(arguments: Namespace) -> int:
         "give the same command again to go on"
     ):
         report = _compare(arguments)
-        encoded = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
         if arguments.html is not None:
             _write(Path(arguments.html), _page(report))
         if arguments.json == STDOUT:
-            print(encoded.decode(), end="")
+            print_json(report)
             return ExitCode.OK
         if arguments.json is not None:
-            _write(Path(arguments.json), encoded)
+            _write(Path(arguments.json), readable_json(report))
         _print_report(report)
     return ExitCode.OK
 

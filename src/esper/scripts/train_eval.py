@@ -1,15 +1,13 @@
 """`esper-train eval`: what a trained policy makes of hosts that it has never seen."""
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from esper.leyline.errors import ExitCode
 from esper.leyline.evaluation import EvaluationReport, MeanScore
 from esper.scripts.cli import told_when_interrupted
+from esper.scripts.terminal import print_json
 
 __all__ = ["add_eval_flags", "run_eval"]
 
@@ -59,7 +57,7 @@ def run_eval(arguments: Namespace) -> int:
     ):
         report = _evaluate(arguments)
         if arguments.json:
-            print(json.dumps(msgspec.to_builtins(report), indent=2))
+            print_json(report)
         else:
             print(*_lines(report), sep="\n")
     return ExitCode.OK
