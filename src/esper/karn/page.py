@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import orjson
 
 __all__ = [
     "MEDIA_TYPES",
@@ -105,7 +106,7 @@ def self_contained_page(embedded: bytes) -> str:
 
 def _import_map(address_of: Callable[[str], str]) -> str:
     addresses = {f"esper/{name}": address_of(f"{name}.js") for name in MODULES}
-    return msgspec.json.encode({"imports": addresses}).decode().replace("<", "\\u003c")
+    return orjson.dumps({"imports": addresses}).decode().replace("<", "\\u003c")
 
 
 def _data_address(name: str) -> str:

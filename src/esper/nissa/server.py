@@ -11,12 +11,13 @@ from typing import Final, Self
 
 import anyio
 import anyio.to_thread
+import orjson
 import uvicorn
 from anyio.abc import TaskStatus
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -97,7 +98,8 @@ class _Service:
 
     async def health(self, _: Request) -> Response:
         """Say that the server lives and how far the run has got."""
-        return JSONResponse({"status": "ok", "last_seq": self.source.last_seq})
+        answer = {"status": "ok", "last_seq": self.source.last_seq}
+        return Response(orjson.dumps(answer), media_type="application/json")
 
     async def manifest(self, _: Request) -> Response:
         """Return `run.json`."""
