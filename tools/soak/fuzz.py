@@ -20,9 +20,10 @@ from esper.leyline.errors import EsperError
 from esper.leyline.jobs import layer_from_text, merge_job
 from esper.leyline.telemetry import decode_event
 from esper.nissa.blocks import parse_commit_record
+from esper.nissa.foreign import read_foreign
 from esper.nissa.journal import EVENTS_FILE
 from esper.nissa.live import parse_subscription
-from esper.nissa.normalizing import foreign_head, normal_form
+from esper.nissa.normalizing import normal_form
 from esper.nissa.run_directory import MANIFEST_FILE, read_manifest
 from esper.runtime.formats import read_idx
 from esper.runtime.tasks import all_tasks
@@ -126,7 +127,7 @@ def targets(folder: Path, log: SmallLog) -> list[Target]:
     return [
         Target("event", line, decode_event, 0.3),
         Target("normal form", line, normal_form, 0.15),
-        Target("foreign line", line, foreign_head, 0.15),
+        Target("foreign line", line, read_foreign, 0.15),
         Target("commit record", record, parse_commit_record, 0.1),
         Target("subscription", lambda _: subscription, parse_subscription, 0.1),
         Target("configuration", lambda _: toml, _config, 0.1),
