@@ -10,8 +10,16 @@ import pytest
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op
 from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.errors import EnvFaultError, InterruptedRunError, RunFailedError
-from esper.leyline.messages import EnvEvidence, EnvOutcome, Phase, StepDecision
+from esper.leyline.messages import (
+    ActionExecutionResult,
+    EnvEvidence,
+    EnvFailure,
+    EnvOutcome,
+    Phase,
+    StepDecision,
+)
 from esper.leyline.signals import TrainingSignals
+from esper.tolaria.containment import Place, contained
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.stopping import StopFlag
 
@@ -73,6 +81,7 @@ class NotingWork:
     def __init__(self) -> None:
         self.envs: dict[int, NotedEnv] = {}
         self.released: list[int] = []
+        self.applied: list[tuple[int, ...]] = []
         self.fault: Callable[[str, int], None] = lambda what, env_id: None
 
     def _do(self, env: NotedEnv, what: str) -> None:
@@ -114,7 +123,27 @@ class NotingWork:
             val_samples=1,
         )
 
-    def apply(self, env: NotedEnv, decision: StepDecision) -> EnvOutcome:
+    def apply(
+        self,
+        envs: Sequence[NotedEnv],
+        decision: StepDecision,
+        failures: list[EnvFailure],
+        beat: Callable[[], None],
+    ) -> ActionExecutionResult:
+        self.applied.append(tuple(env.env_id for env in envs))
+        result = ActionExecutionResult()
+        for env in envs:
+            with contained(failures, env.env_id, Place(Phase.APPLY, decision.step)):
+                result.outcomes.append(self._outcome(env, decision))
+                if decision.is_last_step:
+                    result.truncated_bootstrap_targets.append((env.env_id, decision.step))
+                    result.post_action_signals.append(signals(env.env_id))
+                    result.post_action_slot_reports.append(())
+                    result.post_action_masks.append((env.env_id % 2 == 0, True))
+            beat()
+        return result
+
+    def _outcome(self, env: NotedEnv, decision: StepDecision) -> EnvOutcome:
         action = decision.actions[env.env_id]
         assert action is not None
         self._do(env, f"apply {action.slot_id}")
@@ -125,7 +154,6 @@ class NotingWork:
             action_events=(),
             tick_events=(),
             reports=(),
-            signals=signals(decision.step),
             num_auto_prunes=0,
         )
 
@@ -138,11 +166,12 @@ def shared_batches(round_index: int, step: int) -> Iterator[Sequence[str]]:
         yield [f"{round_index}/{step}/{index}/{env_id}" for env_id in range(NUM_ENVS)]
 
 
-def decision(step: int) -> StepDecision:
+def decision(step: int, *, is_last_step: bool = False) -> StepDecision:
     actions = tuple(ActionSpec(slot_id=f"r0c{env_id}") for env_id in range(NUM_ENVS))
     return StepDecision(
         round=0,
         step=step,
+        is_last_step=is_last_step,
         actions=actions,
         details=(None,) * NUM_ENVS,
         previous_rewards=(None,) * NUM_ENVS,
@@ -235,6 +264,34 @@ async def test_an_env_that_breaks_is_named_and_the_others_go_on_undisturbed(
     assert outcome.envs[2] is None
     for env_id in {0, 1, 3, 4}:
         assert work.envs[env_id].log == expected_log(env_id, 2)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 3])
+async def test_a_lane_applies_all_its_live_envs_in_one_call_and_results_are_in_env_order(
+    num_lanes: int,
+) -> None:
+    work = NotingWork()
+
+    def fault(doing: str, env_id: int) -> None:
+        if doing == "apply r0c1" and env_id == 1:
+            raise ValueError("once")
+
+    work.fault = fault
+    engine = engine_for(work, num_lanes)
+    with anyio.fail_after(WAIT_S):
+        await engine.build_round(0)
+        first = await engine.apply(decision(0))
+        last = await engine.apply(decision(1, is_last_step=True))
+        await engine.close()
+
+    every = [tuple(range(lane, NUM_ENVS, num_lanes)) for lane in range(num_lanes)]
+    live = [tuple(env_id for env_id in envs if env_id != 1) for envs in every]
+    assert sorted(work.applied) == sorted([*every, *live])
+    assert first.truncated_bootstrap_targets == ()
+    assert last.truncated_bootstrap_targets == ((0, 1), (2, 1), (3, 1), (4, 1))
+    assert [item.step for item in last.post_action_signals] == [0, 2, 3, 4]
+    assert last.post_action_slot_reports == ((),) * 4
+    assert [row[0] for row in last.post_action_masks] == [True, True, False, True]
 
 
 async def test_a_new_round_builds_every_env_anew_even_one_that_broke() -> None:

@@ -21,6 +21,7 @@ from esper.nissa.journal import EVENTS_FILE
 from esper.nissa.normalizing import normal_form
 from esper.nissa.validation import validate_run
 from esper.runtime.batches import Batch
+from esper.simic.training import action_execution
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.policy_controller import PolicyController
@@ -98,7 +99,7 @@ def watched_run(watched: Watched) -> Iterator[None]:
     train, validate, apply, build, learn = (
         TrainingWork.train_batch,
         TrainingWork.validate,
-        TrainingWork.apply,
+        action_execution.apply_decision,
         TrainingWork.build,
         PolicyController.learn,
     )
@@ -115,10 +116,10 @@ def watched_run(watched: Watched) -> Iterator[None]:
             raise SabotageError("sabotage")
         return validate(work, env, *rest)
 
-    def applying(work: Any, env: ParallelEnvState, decision: Any) -> Any:
+    def applying(env: ParallelEnvState, decision: Any, rules: Any) -> Any:
         if watched.strikes(env, Kind.APPLY_ERROR):
             raise SabotageError("sabotage")
-        outcome = apply(work, env, decision)
+        outcome = apply(env, decision, rules)
         place = (env.round_index, env.env_idx, decision.step)
         watched.weights[place] = digest_of(env.model.state_dict())
         return outcome
@@ -138,7 +139,7 @@ def watched_run(watched: Watched) -> Iterator[None]:
         for owner, name, call in (
             (TrainingWork, "train_batch", train_batch),
             (TrainingWork, "validate", validating),
-            (TrainingWork, "apply", applying),
+            (action_execution, "apply_decision", applying),
             (TrainingWork, "build", building),
             (PolicyController, "learn", learning),
         ):

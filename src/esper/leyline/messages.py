@@ -16,6 +16,7 @@ from esper.leyline.rewards import RewardComponents
 from esper.leyline.signals import TrainingSignals
 
 __all__ = [
+    "ActionExecutionResult",
     "DecisionDetail",
     "EnvEvidence",
     "EnvFailure",
@@ -137,6 +138,8 @@ class StepDecision(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     step: int
+    is_last_step: bool
+    """The episodes end with this step."""
     actions: tuple[ActionSpec | None, ...]
     details: tuple[DecisionDetail | None, ...]
     previous_rewards: tuple[float | None, ...]
@@ -171,18 +174,38 @@ class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the passing of the step caused."""
     reports: tuple[SeedReport, ...]
     """After the tick: what the next step would start from."""
-    signals: TrainingSignals
     num_auto_prunes: int
     """Prunes that the governor made."""
 
 
+class ActionExecutionResult(msgspec.Struct, kw_only=True):
+    """What became of the decisions of one lane's envs, in env order.
+
+    The `post_action_*` lists have one entry per truncated target and are empty before the last
+    step of an episode.
+    """
+
+    outcomes: list[EnvOutcome] = []
+    truncated_bootstrap_targets: list[tuple[int, int]] = []
+    """Pairs of env and step at which an episode is cut off while its return goes on."""
+    post_action_signals: list[TrainingSignals] = []
+    post_action_slot_reports: list[tuple[SeedReport, ...]] = []
+    post_action_masks: list[tuple[bool, ...]] = []
+    """Which ops are legal after the step, in the order of ops."""
+
+
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one step's decisions."""
+    """What became of one step's decisions: the results of all lanes, joined in env order."""
 
     round: int
     step: int
     envs: tuple[EnvOutcome | None, ...]
     failures: tuple[EnvFailure, ...] = ()
+    truncated_bootstrap_targets: tuple[tuple[int, int], ...] = ()
+    """Pairs of env and step whose value control bootstraps; the next three have an entry each."""
+    post_action_signals: tuple[TrainingSignals, ...] = ()
+    post_action_slot_reports: tuple[tuple[SeedReport, ...], ...] = ()
+    post_action_masks: tuple[tuple[bool, ...], ...] = ()
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,19 +7,20 @@ process; what is done to an env is handed in as `EnvWork`.
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from operator import itemgetter
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
-from esper.leyline.errors import EnvFaultError, InterruptedRunError
 from esper.leyline.messages import (
+    ActionExecutionResult,
     EnvEvidence,
     EnvFailure,
-    EnvOutcome,
     EnvTestResult,
     Phase,
     StepDecision,
     StepEvidence,
     StepOutcome,
 )
+from esper.tolaria.containment import Place, contained
 from esper.tolaria.lanes import BatchStream, Lane, feed, wait_for_all
 from esper.tolaria.stopping import StopFlag
 
@@ -92,8 +93,18 @@ class EnvWork(Protocol[E, B_contra]):
         """Validate the env; `beat` is called between batches."""
         ...
 
-    def apply(self, env: E, decision: StepDecision) -> EnvOutcome:
-        """Carry out the env's decision and let the step pass."""
+    def apply(
+        self,
+        envs: Sequence[E],
+        decision: StepDecision,
+        failures: list[EnvFailure],
+        beat: Callable[[], None],
+    ) -> ActionExecutionResult:
+        """Carry out the decisions of a lane's envs, in env order, and let the step pass.
+
+        An env whose decision raises is appended to `failures` and left out of the result; `beat`
+        is called between envs.
+        """
         ...
 
     def test(self, env: E, beat: Callable[[], None]) -> EnvTestResult:
@@ -107,14 +118,6 @@ class EnvWork(Protocol[E, B_contra]):
     def release(self, env: E) -> None:
         """Let go of an env."""
         ...
-
-
-class _Where(NamedTuple):
-    """What is being done to an env, for the report about one that breaks."""
-
-    phase: Phase
-    step: int | None = None
-    batch: int | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -138,7 +141,7 @@ class _Crew(Generic[E, B]):
         """Release the envs of the round before and build this round's."""
         self.release()
         for env_id in self.env_ids:
-            env = self._try(_Where(Phase.BUILD), env_id, self.work.build, round_index, env_id)
+            env = self._try(Place(Phase.BUILD), env_id, self.work.build, round_index, env_id)
             if env is not None:
                 self.live[env_id] = env
             self.lane.beat()
@@ -146,41 +149,39 @@ class _Crew(Generic[E, B]):
     def train(self, step: int) -> None:
         """Train the envs on every batch of the stream, batch by batch."""
         for env_id, env in list(self.live.items()):
-            self._try(_Where(Phase.TRAIN, step), env_id, self.work.begin_train, env, step)
+            self._try(Place(Phase.TRAIN, step), env_id, self.work.begin_train, env, step)
         for batch_index, shares in enumerate(iter(self.stream.get, None)):
-            where = _Where(Phase.TRAIN, step, batch_index)
+            place = Place(Phase.TRAIN, step, batch_index)
             for env_id, env in list(self.live.items()):
                 share = shares[env_id]
-                self._try(where, env_id, self.work.train_batch, env, batch_index, share)
+                self._try(place, env_id, self.work.train_batch, env, batch_index, share)
             self.lane.beat()
         for env_id, env in list(self.live.items()):
-            self._try(_Where(Phase.TRAIN, step), env_id, self.work.finish_train, env)
+            self._try(Place(Phase.TRAIN, step), env_id, self.work.finish_train, env)
 
     def validate(self, step: int) -> dict[int, EnvEvidence]:
         """Validate the envs one after another."""
-        where, beat = _Where(Phase.VALIDATE, step), self.lane.beat
+        place, beat = Place(Phase.VALIDATE, step), self.lane.beat
         found = {
-            env_id: self._try(where, env_id, self.work.validate, env, step, beat)
+            env_id: self._try(place, env_id, self.work.validate, env, step, beat)
             for env_id, env in list(self.live.items())
         }
         return {env_id: evidence for env_id, evidence in found.items() if evidence is not None}
 
-    def apply(self, decision: StepDecision) -> dict[int, EnvOutcome]:
-        """Carry out the decisions one after another."""
-        where = _Where(Phase.APPLY, decision.step)
-        found: dict[int, EnvOutcome] = {}
-        for env_id, env in list(self.live.items()):
-            outcome = self._try(where, env_id, self.work.apply, env, decision)
-            if outcome is not None:
-                found[env_id] = outcome
-            self.lane.beat()
-        return found
+    def apply(self, decision: StepDecision) -> ActionExecutionResult:
+        """Carry out the decisions of all live envs in one call."""
+        broken: list[EnvFailure] = []
+        result = self.work.apply([*self.live.values()], decision, broken, self.lane.beat)
+        for failure in broken:
+            del self.live[failure.env_id]
+        self.failures += broken
+        return result
 
     def test(self, step: int) -> dict[int, EnvTestResult]:
         """Measure the envs one after another."""
-        where, beat = _Where(Phase.VALIDATE, step), self.lane.beat
+        place, beat = Place(Phase.VALIDATE, step), self.lane.beat
         found = {
-            env_id: self._try(where, env_id, self.work.test, env, beat)
+            env_id: self._try(place, env_id, self.work.test, env, beat)
             for env_id, env in list(self.live.items())
         }
         return {env_id: result for env_id, result in found.items() if result is not None}
@@ -190,7 +191,7 @@ class _Crew(Generic[E, B]):
         env = self.live.get(env_id)
         if env is None:
             return None
-        return self._try(_Where(Phase.VALIDATE), env_id, self.work.snapshot, env)
+        return self._try(Place(Phase.VALIDATE), env_id, self.work.snapshot, env)
 
     def release(self) -> None:
         """Let go of the envs."""
@@ -205,35 +206,17 @@ class _Crew(Generic[E, B]):
 
     def _try(
         self,
-        where: _Where,
+        place: Place,
         env_id: int,
         call: Callable[P, T],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | None:
-        try:
+        with contained(self.failures, env_id, place):
             return call(*args, **kwargs)
-        except InterruptedRunError:
-            raise
-        except Exception as error:
-            self.live.pop(env_id, None)
-            self.failures.append(_failure_of(error, env_id, where))
-            return None
-
-
-def _failure_of(error: Exception, env_id: int, where: _Where) -> EnvFailure:
-    fault = error if isinstance(error, EnvFaultError) else None
-    return EnvFailure(
-        env_id=env_id,
-        phase=where.phase,
-        step=where.step,
-        batch=where.batch,
-        slot_id=None if fault is None else fault.slot_id,
-        layer=None if fault is None else fault.layer,
-        error_type=type(error).__name__,
-        message=str(error),
-    )
+        self.live.pop(env_id, None)
+        return None
 
 
 class LaneEngine(Generic[E, B]):
@@ -310,13 +293,8 @@ class LaneEngine(Generic[E, B]):
     async def apply(self, decision: StepDecision) -> StepOutcome:
         """Carry out one decision per env and let the step pass."""
         calls = [crew.lane.submit(crew.apply, decision) for crew in self._crews]
-        found = _joined(await wait_for_all(calls))
-        return StepOutcome(
-            round=decision.round,
-            step=decision.step,
-            envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
-            failures=self._take_failures(),
-        )
+        results = await wait_for_all(calls)
+        return _joined_outcome(decision, results, self._num_envs, self._take_failures())
 
     async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
         """Measure every env on data that no decision has seen."""
@@ -351,3 +329,37 @@ class LaneEngine(Generic[E, B]):
 
 def _joined(found: Iterable[dict[int, T]]) -> dict[int, T]:
     return {env_id: item for part in found for env_id, item in part.items()}
+
+
+def _joined_outcome(
+    decision: StepDecision,
+    results: Sequence[ActionExecutionResult],
+    num_envs: int,
+    failures: tuple[EnvFailure, ...],
+) -> StepOutcome:
+    """Join what the lanes returned, in env order."""
+    found = {outcome.env_id: outcome for result in results for outcome in result.outcomes}
+    truncated = sorted(
+        (
+            row
+            for result in results
+            for row in zip(
+                result.truncated_bootstrap_targets,
+                result.post_action_signals,
+                result.post_action_slot_reports,
+                result.post_action_masks,
+                strict=True,
+            )
+        ),
+        key=itemgetter(0),
+    )
+    return StepOutcome(
+        round=decision.round,
+        step=decision.step,
+        envs=tuple(found.get(env_id) for env_id in range(num_envs)),
+        failures=failures,
+        truncated_bootstrap_targets=tuple(target for target, _, _, _ in truncated),
+        post_action_signals=tuple(signals for _, signals, _, _ in truncated),
+        post_action_slot_reports=tuple(reports for _, _, reports, _ in truncated),
+        post_action_masks=tuple(masks for _, _, _, masks in truncated),
+    )

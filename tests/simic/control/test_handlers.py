@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kasmina.bodies import CNN, disturb, generator, grown, inputs, lead, plant
+from tests.simic.training.builders import env_evidence
 from tests.simic.training.envs import EAGER, HEALTHY, SLOTS, World, world_of
 from tests.tamiyo.states import make_signals
 from tests.tamiyo.test_masks import masks_allow
@@ -35,7 +36,7 @@ from esper.leyline.legality import is_legal
 from esper.leyline.messages import EnvOutcome, StepDecision
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.simic.control.handlers import HANDLERS, HandlerContext, carry_out
-from esper.simic.training.action_execution import EnvTurn, execute_actions
+from esper.simic.training.action_execution import apply_decision
 
 GRADIENTS = (
     None,
@@ -75,15 +76,17 @@ def measure(world: World, random: Random) -> None:
 
 
 def execute(world: World, action: ActionSpec) -> EnvOutcome:
-    turn = EnvTurn(env=world.env, signals=make_signals(), reports=world.env.reports, panic=None)
+    env = world.env
+    env.evidence = env_evidence(0, 0, signals=make_signals(), reports=env.reports)
     decision = StepDecision(
-        round=0, step=0, actions=(action,), details=(None,), previous_rewards=(None,)
+        round=0,
+        step=0,
+        is_last_step=False,
+        actions=(action,),
+        details=(None,),
+        previous_rewards=(None,),
     )
-    work = world.work
-    result = execute_actions(
-        [turn], decision, rules=work.action_rules, masker=work.masker, is_last_step=False
-    )
-    return result.outcomes[0]
+    return apply_decision(env, decision, world.work.action_rules)
 
 
 def drawn(random: Random) -> ActionSpec:

@@ -154,7 +154,6 @@ def env_outcome(evidence: EnvEvidence, action: ActionSpec | None = None, **chang
         "action_events": (),
         "tick_events": (),
         "reports": evidence.reports,
-        "signals": evidence.signals,
         "num_auto_prunes": 0,
     }
     return EnvOutcome(**{**facts, **changes})
@@ -223,6 +222,11 @@ class Play:
             if env_id not in self.gone
         }
         done |= dict(outcomes or {})
+        cut = [
+            env_id
+            for env_id, env in sorted(done.items())
+            if decision.is_last_step and env.rollback is None
+        ]
         outcome = StepOutcome(
             round=self.round_index,
             step=step,
@@ -230,6 +234,10 @@ class Play:
             failures=tuple(
                 failure(env_id, Phase.APPLY, step) for env_id in sorted(breaking_in_apply)
             ),
+            truncated_bootstrap_targets=tuple((env_id, step) for env_id in cut),
+            post_action_signals=tuple(shown[env_id].signals for env_id in cut),
+            post_action_slot_reports=tuple(done[env_id].reports for env_id in cut),
+            post_action_masks=((True,) * len(Op),) * len(cut),
         )
         record = self.control.record(seen, decision, outcome)
         self.records.append(record)

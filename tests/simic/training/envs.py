@@ -14,7 +14,7 @@ from esper.kasmina.slot import SeedSlot
 from esper.leyline.actions import ActionSpec, Blueprint, Op, Topology
 from esper.leyline.config import TrainingConfig
 from esper.leyline.legality import ActionRules
-from esper.leyline.messages import EnvEvidence, EnvOutcome, StepDecision
+from esper.leyline.messages import EnvEvidence, EnvFailure, EnvOutcome, StepDecision
 from esper.leyline.reports import GradientReading
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import (
@@ -140,15 +140,18 @@ class World:
         decision = StepDecision(
             round=self.round_index,
             step=self.step,
+            is_last_step=self.step == self.work.context.config.max_epochs - 1,
             actions=actions,
             details=(None,) * len(actions),
             previous_rewards=(
                 (None,) * len(actions) if previous_rewards is None else tuple(previous_rewards)
             ),
         )
-        outcomes = [self.work.apply(env, decision) for env in self.envs]
+        failures: list[EnvFailure] = []
+        result = self.work.apply(self.envs, decision, failures, lambda: None)
+        assert not failures, failures
         self.step += 1
-        return outcomes
+        return result.outcomes
 
     def wait(self) -> list[EnvOutcome]:
         """Look, and let a step pass in every env without doing anything."""

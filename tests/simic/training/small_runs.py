@@ -13,7 +13,8 @@ import torch
 
 from esper.leyline.errors import EsperError
 from esper.leyline.jobs import merge_job
-from esper.leyline.messages import Phase
+from esper.leyline.legality import ActionRules
+from esper.leyline.messages import Phase, StepDecision
 from esper.leyline.payloads import Payload, PPOUpdateCompleted
 from esper.leyline.tasks import CnnHostSpec, task_named
 from esper.leyline.telemetry import Event, EventType, decode_event
@@ -23,7 +24,7 @@ from esper.runtime.tasks import all_tasks, register_task
 from esper.simic.agent import ppo_update
 from esper.simic.agent.ppo_metrics import PPOMetrics, ppo_update_event
 from esper.simic.attribution.configurations import AblationPlan
-from esper.simic.training import env_work, vectorized_trainer
+from esper.simic.training import action_execution, env_work, vectorized_trainer
 from esper.simic.training.counterfactual_eval import materialize_attribution
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
@@ -128,12 +129,22 @@ def lively_run(directory: Path, **training: object) -> SmallRun:
 
 def break_envs(patch: pytest.MonkeyPatch, phase: Phase, at: set[tuple[int, int]]) -> None:
     """Let the work of these (env, step) pairs raise; builds know no step and stand at 0."""
+    if phase is Phase.APPLY:
+        apply = action_execution.apply_decision
+
+        def broken_apply(env: ParallelEnvState, decision: StepDecision, rules: ActionRules) -> Any:
+            if (env.env_idx, decision.step) in at:
+                raise ValueError(f"a fault in env {env.env_idx}")
+            return apply(env, decision, rules)
+
+        patch.setattr(action_execution, "apply_decision", broken_apply)
+        return
     name = {Phase.TRAIN: "begin_train"}.get(phase, phase.value)
     work = getattr(TrainingWork, name)
 
     def broken(self: TrainingWork, *args: Any) -> Any:
         env_id = args[1] if phase is Phase.BUILD else args[0].env_idx
-        step = {Phase.BUILD: 0}.get(phase, getattr(args[1], "step", args[1]))
+        step = 0 if phase is Phase.BUILD else args[1]
         if (env_id, step) in at:
             raise ValueError(f"a fault in env {env_id}")
         return work(self, *args)

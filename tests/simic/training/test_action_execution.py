@@ -2,7 +2,9 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kasmina.tools import has_same_bits
+from tests.simic.training.builders import env_evidence
 from tests.simic.training.envs import SLOTS, World, germination, grow, poison, world_of
 from tests.tamiyo.states import make_signals
 
@@ -26,16 +29,23 @@ from esper.leyline.actions import (
     Topology,
     head_sizes,
 )
+from esper.leyline.errors import EnvFaultError, InterruptedRunError
 from esper.leyline.legality import is_legal
-from esper.leyline.messages import DecisionDetail, EnvOutcome, Panic, PanicReason, StepDecision
-from esper.leyline.payloads import MorphologyCausalLog, SeedFossilized, SeedGerminated, SeedPruned
-from esper.leyline.stages import LifecycleRules, Stage
-from esper.simic.training.action_execution import (
+from esper.leyline.messages import (
     ActionExecutionResult,
-    EnvTurn,
-    execute_actions,
-    parse_sampled_action,
+    DecisionDetail,
+    EnvFailure,
+    EnvOutcome,
+    Panic,
+    PanicReason,
+    Phase,
+    StepDecision,
 )
+from esper.leyline.payloads import MorphologyCausalLog, SeedFossilized, SeedGerminated, SeedPruned
+from esper.leyline.signals import TrainingSignals
+from esper.leyline.stages import LifecycleRules, Stage
+from esper.simic.training.action_execution import execute_actions, parse_sampled_action
+from esper.tamiyo.masks import ActionMasker
 
 WAIT = ActionSpec(slot_id=SLOTS[0])
 PANIC = Panic(reason=PanicReason.LOBOTOMY, loss=1.6, threshold=12.0, consecutive_anomalies=0)
@@ -94,37 +104,43 @@ def execute(
     is_last_step: bool = False,
     details: tuple[DecisionDetail | None, ...] | None = None,
     previous_rewards: tuple[float | None, ...] | None = None,
+    signals: TrainingSignals | None = None,
+    failures: list[EnvFailure] | None = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> ActionExecutionResult:
     nothing = (None,) * len(actions)
-    turns = [
-        EnvTurn(
-            env=env,
-            signals=make_signals(val_accuracy_pct=40.0 + env.env_idx),
+    for env in world.envs:
+        env.evidence = env_evidence(
+            env.env_idx,
+            9,
+            signals=signals or make_signals(val_accuracy_pct=40.0 + env.env_idx),
             reports=env.reports,
             panic=(panics or {}).get(env.env_idx),
         )
-        for env in world.envs
-    ]
     decision = StepDecision(
         round=3,
         step=9,
+        is_last_step=is_last_step,
         actions=actions,
         details=details or nothing,
         previous_rewards=previous_rewards or nothing,
     )
-    work = world.work
-    return execute_actions(
-        turns,
+    found: list[EnvFailure] = []
+    result = execute_actions(
+        world.envs,
         decision,
-        rules=work.action_rules,
-        masker=work.masker,
-        is_last_step=is_last_step,
+        rules=world.work.action_rules,
+        masker=world.work.masker,
+        failures=found if failures is None else failures,
+        beat=beat,
     )
+    assert not found, found
+    return result
 
 
 def test_outcomes_signals_and_reports_are_in_order_and_after_the_tick() -> None:
     world = world_of(n_envs=2)
-    result = execute(world, germination("r0c1"), WAIT)
+    result = execute(world, germination("r0c1"), WAIT, is_last_step=True)
     assert [outcome.env_id for outcome in result.outcomes] == [0, 1]
     assert [signals.val_accuracy_pct for signals in result.post_action_signals] == [40.0, 41.0]
     assert result.post_action_slot_reports == [env.reports for env in world.envs]
@@ -138,17 +154,69 @@ def test_outcomes_signals_and_reports_are_in_order_and_after_the_tick() -> None:
 def test_before_the_last_step_no_return_is_cut_off() -> None:
     result = execute(world_of(n_envs=2), WAIT, WAIT)
     assert result.truncated_bootstrap_targets == []
-    assert result.post_action_masks is None
+    assert result.post_action_signals == []
+    assert result.post_action_slot_reports == []
+    assert result.post_action_masks == []
 
 
 def test_on_the_last_step_every_return_goes_on_but_that_of_a_rolled_back_env() -> None:
     world = world_of(n_envs=3)
     result = execute(world, WAIT, None, germination(), panics={1: PANIC}, is_last_step=True)
     assert result.truncated_bootstrap_targets == [(0, 9), (2, 9)]
-    expected = world.work.masker.masks([env.reports for env in world.envs])
-    assert result.post_action_masks is not None
-    assert torch.equal(result.post_action_masks.slot_by_op, expected.slot_by_op)
-    assert torch.equal(result.post_action_masks.op, expected.op)
+    cut_off = [world.envs[0], world.envs[2]]
+    assert [signals.val_accuracy_pct for signals in result.post_action_signals] == [40.0, 42.0]
+    assert result.post_action_slot_reports == [env.reports for env in cut_off]
+    expected = world.work.masker.masks([env.reports for env in cut_off])
+    assert [list(row) for row in result.post_action_masks] == expected.op.tolist()
+    assert result.post_action_masks[0] != result.post_action_masks[1]
+
+
+@pytest.mark.parametrize("where", ["action", "tick", "masks"])
+def test_an_env_that_raises_is_named_and_the_others_of_its_lane_go_on(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, twin = world_of(n_envs=3), world_of(n_envs=3)
+    model, masks, beats = world.envs[1].model, ActionMasker.masks, []
+
+    def refuse(*_: object) -> NoReturn:
+        raise EnvFaultError("torn", slot_id="r0c0")
+
+    def refuse_the_second(masker: ActionMasker, reports: Sequence[Any]) -> Any:
+        return refuse() if len(beats) == 1 else masks(masker, reports)
+
+    if where == "masks":
+        monkeypatch.setattr(ActionMasker, "masks", refuse_the_second)
+    else:
+        monkeypatch.setattr(model, {"action": "germinate", "tick": "tick"}[where], refuse)
+    actions = (WAIT, germination("r0c0"), germination("r0c1"))
+    failures: list[EnvFailure] = []
+
+    result = execute(
+        world, *actions, is_last_step=True, failures=failures, beat=lambda: beats.append(1)
+    )
+
+    monkeypatch.undo()
+    expected = execute(twin, *actions, is_last_step=True)
+    assert [(it.env_id, it.phase, it.step) for it in failures] == [(1, Phase.APPLY, 9)]
+    assert (failures[0].error_type, failures[0].slot_id) == ("EnvFaultError", "r0c0")
+    assert result.outcomes == [expected.outcomes[0], expected.outcomes[2]]
+    assert result.truncated_bootstrap_targets == [(0, 9), (2, 9)]
+    assert len(result.post_action_masks) == len(result.post_action_signals) == 2
+    assert len(beats) == 3
+
+
+def test_a_request_to_stop_is_no_fault_of_an_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of()
+
+    def stop(*_: object) -> NoReturn:
+        raise InterruptedRunError("SIGTERM")
+
+    monkeypatch.setattr(world.env.model, "tick", stop)
+    failures: list[EnvFailure] = []
+
+    with pytest.raises(InterruptedRunError):
+        execute(world, WAIT, failures=failures)
+    assert failures == []
 
 
 def test_seeds_are_named_after_episode_env_and_count() -> None:
@@ -185,21 +253,7 @@ def test_a_vetoed_action_counts_as_waiting_and_changes_nothing() -> None:
 
 def test_measurements_that_are_not_finite_veto_every_op_but_waiting() -> None:
     world = world_of(n_envs=2)
-    turns = [
-        EnvTurn(env=env, signals=make_signals(val_loss=float("nan")), reports=(), panic=None)
-        for env in world.envs
-    ]
-    decision = StepDecision(
-        round=0,
-        step=0,
-        actions=(germination(), WAIT),
-        details=(None, None),
-        previous_rewards=(None, None),
-    )
-    work = world.work
-    done = execute_actions(
-        turns, decision, rules=work.action_rules, masker=work.masker, is_last_step=False
-    )
+    done = execute(world, germination(), WAIT, signals=make_signals(val_loss=float("nan")))
     vetoed, waited = (outcome.outcome for outcome in done.outcomes)
     assert vetoed.veto_reason == "val_loss is not finite"
     assert (waited.succeeded, waited.veto_reason) == (True, None)

@@ -112,7 +112,12 @@ async def step_on_lanes(world: World, num_lanes: int) -> None:
         stop=StopFlag(),
     )
     waiting = StepDecision(
-        round=0, step=0, actions=(WAIT,) * 2, details=(None,) * 2, previous_rewards=(None,) * 2
+        round=0,
+        step=0,
+        is_last_step=False,
+        actions=(WAIT,) * 2,
+        details=(None,) * 2,
+        previous_rewards=(None,) * 2,
     )
     with anyio.fail_after(20):
         await engine.build_round(0)

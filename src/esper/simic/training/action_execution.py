@@ -1,7 +1,7 @@
 """Decisions carried out: sampled indices become actions, actions change envs, the step passes."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from esper.leyline.actions import (
     HEADS,
@@ -17,18 +17,26 @@ from esper.leyline.actions import (
     Tempo,
 )
 from esper.leyline.legality import ActionRules
-from esper.leyline.messages import EnvOutcome, Panic, RollbackReport, StepDecision
+from esper.leyline.messages import (
+    ActionExecutionResult,
+    EnvFailure,
+    EnvOutcome,
+    Panic,
+    Phase,
+    RollbackReport,
+    StepDecision,
+)
 from esper.leyline.payloads import MorphologyCausalLog, Payload
 from esper.leyline.reports import SeedReport
-from esper.leyline.signals import TrainingSignals
 from esper.simic.control.handlers import HandlerContext, carry_out
 from esper.simic.seed_management import resolve_target_slot
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.tamiyo.mask_types import ActionMasks
+from esper.simic.training.round_tally import materialize_legality
 from esper.tamiyo.masks import ActionMasker
+from esper.tolaria.containment import Place, contained
 from esper.tolaria.governor import preflight
 
-__all__ = ["ActionExecutionResult", "EnvTurn", "execute_actions", "parse_sampled_action"]
+__all__ = ["apply_decision", "execute_actions", "parse_sampled_action"]
 
 
 def parse_sampled_action(indices: Sequence[int], slot_ids: Sequence[str]) -> ActionSpec:
@@ -46,73 +54,75 @@ def parse_sampled_action(indices: Sequence[int], slot_ids: Sequence[str]) -> Act
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvTurn:
-    """An env whose turn it is, with what was seen of it before the decision."""
-
-    env: ParallelEnvState
-    signals: TrainingSignals
-    reports: tuple[SeedReport, ...]
-    panic: Panic | None
-
-
-@dataclass(eq=False, slots=True)
-class ActionExecutionResult:
-    """What became of the decisions of one lane's envs."""
-
-    outcomes: list[EnvOutcome] = field(default_factory=list)
-    truncated_bootstrap_targets: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs of env and step whose return goes on beyond the episode."""
-    post_action_signals: list[TrainingSignals] = field(default_factory=list)
-    post_action_slot_reports: list[tuple[SeedReport, ...]] = field(default_factory=list)
-    post_action_masks: ActionMasks | None = None
-    """Masks of what the next step would start from; None when no episode ends here."""
-
-
 def execute_actions(
-    turns: Sequence[EnvTurn],
+    envs: Sequence[ParallelEnvState],
     decision: StepDecision,
     *,
     rules: ActionRules,
     masker: ActionMasker,
-    is_last_step: bool,
+    failures: list[EnvFailure],
+    beat: Callable[[], None],
 ) -> ActionExecutionResult:
-    """Carry out one decision per env, in order, and let the step pass in each.
+    """Carry out one decision per env of a lane, in order, and let the step pass in each.
 
     An env that panicked is rolled back; its action never runs. Rewards and the rollout buffer
     belong to control, so nothing here looks at them.
+
+    Args:
+        envs: the lane's envs, in env order, each with the evidence of this step's validation.
+        decision: what every env shall do.
+        rules: which actions are legal.
+        masker: computes what would be legal after the last step.
+        failures: an env that raises is appended here and left out of the result; the others go on.
+        beat: called after each env.
     """
     result = ActionExecutionResult()
-    for turn in turns:
-        env = turn.env
-        if turn.panic is None:
-            outcome = _act(turn, decision, rules)
-        else:
-            outcome = _roll_back(turn, turn.panic, decision)
-        result.outcomes.append(outcome)
-        result.post_action_signals.append(outcome.signals)
-        result.post_action_slot_reports.append(outcome.reports)
-        if is_last_step and turn.panic is None:
-            result.truncated_bootstrap_targets.append((env.env_idx, decision.step))
-    if is_last_step:
-        result.post_action_masks = masker.masks(result.post_action_slot_reports)
+    place = Place(Phase.APPLY, decision.step)
+    for env in envs:
+        with contained(failures, env.env_idx, place):
+            outcome = apply_decision(env, decision, rules)
+            if decision.is_last_step and outcome.rollback is None:
+                _add_target(result, env, decision.step, outcome.reports, masker)
+            result.outcomes.append(outcome)
+        beat()
     return result
 
 
-def _act(turn: EnvTurn, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
-    env = turn.env
+def apply_decision(env: ParallelEnvState, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
+    """Carry out one env's decision, or roll the env back, and let the step pass."""
+    _credit_last_step(env, decision.previous_rewards[env.env_idx])
+    panic = env.seen.panic
+    return _act(env, decision, rules) if panic is None else _roll_back(env, panic, decision)
+
+
+def _add_target(
+    result: ActionExecutionResult,
+    env: ParallelEnvState,
+    step: int,
+    reports: tuple[SeedReport, ...],
+    masker: ActionMasker,
+) -> None:
+    """Name an env whose episode is cut off, with everything that its value is estimated from."""
+    (legal_ops,) = materialize_legality(masker.masks([reports]))
+    result.truncated_bootstrap_targets.append((env.env_idx, step))
+    # Nothing was measured since the validation: the tick changes slots, not signals.
+    result.post_action_signals.append(env.seen.signals)
+    result.post_action_slot_reports.append(reports)
+    result.post_action_masks.append(tuple(legal_ops))
+
+
+def _act(env: ParallelEnvState, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
     action = decision.actions[env.env_idx]
     assert action is not None, f"env {env.env_idx} was given no action"
-    _credit_last_step(env, decision.previous_rewards[env.env_idx])
-    log = _CausalChain(turn, decision, action)
-    veto = preflight(action, turn.signals, turn.reports, rules)
+    log = _CausalChain(env.env_idx, decision, action)
+    veto = preflight(action, env.seen.signals, env.seen.reports, rules)
     before = [*log.proposal(), *log.verdict(veto)]
     if veto is not None:
         outcome = ActionOutcome(
             action=action, effective_op=Op.WAIT, succeeded=False, veto_reason=veto
         )
-        return _end_step(turn, outcome, before)
-    refusal = _carry_out(turn, action)
+        return _end_step(env, outcome, before)
+    refusal = _carry_out(env, action)
     env.epoch_counts[action.slot_id] += int(action.op is not Op.WAIT)
     env.epoch_successes[action.slot_id] += int(action.op is not Op.WAIT and refusal is None)
     env.last_target = None if action.op is Op.WAIT else action.slot_id
@@ -123,17 +133,16 @@ def _act(turn: EnvTurn, decision: StepDecision, rules: ActionRules) -> EnvOutcom
         failure_reason=refusal,
     )
     events = [*before, *log.mutation(), *env.take_outbox(), *log.completion(refusal)]
-    return _end_step(turn, outcome, events)
+    return _end_step(env, outcome, events)
 
 
-def _carry_out(turn: EnvTurn, action: ActionSpec) -> str | None:
-    env = turn.env
+def _carry_out(env: ParallelEnvState, action: ActionSpec) -> str | None:
     context = HandlerContext(
         model=env.model,
         seed_id=f"ep{env.episode_id}_env{env.env_idx}_seed_{env.num_germinated}",
         generator=env.seed_generator,
-        accuracy_pct=turn.signals.val_accuracy_pct,
-        step=turn.signals.step,
+        accuracy_pct=env.seen.signals.val_accuracy_pct,
+        step=env.seen.signals.step,
     )
     with env.fence.entered(is_training=True):
         refusal = carry_out(action, context).refusal
@@ -144,30 +153,27 @@ def _carry_out(turn: EnvTurn, action: ActionSpec) -> str | None:
     return refusal
 
 
-def _roll_back(turn: EnvTurn, panic: Panic, decision: StepDecision) -> EnvOutcome:
-    env = turn.env
+def _roll_back(env: ParallelEnvState, panic: Panic, decision: StepDecision) -> EnvOutcome:
     action = ActionSpec(slot_id=env.model.slot_config.slot_ids[0])
-    _credit_last_step(env, decision.previous_rewards[env.env_idx])
     with env.fence.entered(is_training=True):
         report = env.governor.roll_back(panic)
     # The moments belong to weights that are gone and would drive the host off again.
     env.host_optimizer.state.clear()
     env.seed_optimizers.forget_moments()
-    log = _CausalChain(turn, decision, action)
+    log = _CausalChain(env.env_idx, decision, action)
     outcome = ActionOutcome(
         action=action, effective_op=Op.WAIT, succeeded=False, was_rolled_back=True
     )
     events = [*env.take_outbox(), *log.rollback(panic)]
-    return _end_step(turn, outcome, events, report)
+    return _end_step(env, outcome, events, report)
 
 
 def _end_step(
-    turn: EnvTurn,
+    env: ParallelEnvState,
     outcome: ActionOutcome,
     events: Sequence[Payload],
     rollback: RollbackReport | None = None,
 ) -> EnvOutcome:
-    env = turn.env
     env.model.tick()
     env.seed_optimizers.follow(env.model)
     return EnvOutcome(
@@ -177,7 +183,6 @@ def _end_step(
         action_events=tuple(events),
         tick_events=env.take_outbox(),
         reports=env.reports,
-        signals=turn.signals,
         num_auto_prunes=0 if rollback is None else len(rollback.pruned_slots),
     )
 
@@ -192,7 +197,7 @@ def _credit_last_step(env: ParallelEnvState, reward: float | None) -> None:
 class _CausalChain:
     """The links from a proposal to what it did, all under one id; waiting leaves no trace."""
 
-    turn: EnvTurn
+    env_id: int
     decision: StepDecision
     action: ActionSpec
 
@@ -224,9 +229,9 @@ class _CausalChain:
     def _link(
         self, phase: str, *, approved: bool | None = None, reason: str | None = None
     ) -> MorphologyCausalLog:
-        env, action = self.turn.env, self.action
-        detail = self.decision.details[env.env_idx]
-        place = f"r{self.decision.round}-s{self.decision.step}-e{env.env_idx}"
+        action = self.action
+        detail = self.decision.details[self.env_id]
+        place = f"r{self.decision.round}-s{self.decision.step}-e{self.env_id}"
         return MorphologyCausalLog(
             phase=phase,
             action_id=f"{place}-{action.slot_id}-{action.op.name}",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import Op
+from esper.leyline.errors import ContractError
 from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
     EnvEvidence,
@@ -129,6 +130,7 @@ class Control:
         return StepDecision(
             round=evidence.round,
             step=evidence.step,
+            is_last_step=evidence.step == self.num_steps - 1,
             actions=choice.actions,
             details=choice.details,
             previous_rewards=tuple(self._previous_rewards),
@@ -160,7 +162,7 @@ class Control:
             alarms += [(done.env_id, _suspicion(found)) for found in result.suspicions]
         self._previous_rewards = rewards
         self._remember(evidence, outcome, rewards)
-        if evidence.step == self.num_steps - 1:
+        if decision.is_last_step:
             self._end_episodes(outcome)
         return StepRecord(
             rewards=tuple(rewards),
@@ -242,17 +244,21 @@ class Control:
         return penalty
 
     def _end_episodes(self, outcome: StepOutcome) -> None:
-        live = [env for env in outcome.envs if env is not None]
-        for env in live:
-            self._episodes[env.env_id] = self.ledgers[env.env_id].record(
-                outcome=env, success_accuracy_pct=self.success_accuracy_pct
+        for env in outcome.envs:
+            if env is not None:
+                self._episodes[env.env_id] = self.ledgers[env.env_id].record(
+                    outcome=env, success_accuracy_pct=self.success_accuracy_pct
+                )
+        targets = outcome.truncated_bootstrap_targets
+        if self.learner is not None and targets:
+            _check_legal(targets, outcome.post_action_masks)
+            after = batch_signals_to_features(
+                self.extractor,
+                outcome.post_action_signals,
+                outcome.post_action_slot_reports,
+                [self._feedback[env_id] for env_id, _ in targets],
             )
-        if self.learner is not None:
-            after = self._observe(
-                [None if env is None else env.signals for env in outcome.envs],
-                [() if env is None else env.reports for env in outcome.envs],
-            )
-            self.learner.truncate([env.env_id for env in live], after)
+            self.learner.bootstrap(targets, after)
 
     def _close_failed(self, envs: Sequence[object | None]) -> None:
         for env_id, env in enumerate(envs):
@@ -268,6 +274,17 @@ class Control:
         ended = tuple(self._episodes.values())[self._num_told :]
         self._num_told = len(self._episodes)
         return ended
+
+
+def _check_legal(targets: Sequence[tuple[int, int]], legal_ops: Sequence[tuple[bool, ...]]) -> None:
+    """Refuse to estimate the value of a state in which nothing can be decided.
+
+    The value does not depend on the masks. Waiting is always legal, so a row without a legal op
+    belongs to no env that could take another step.
+    """
+    for (env_id, step), row in zip(targets, legal_ops, strict=True):
+        if not any(row):
+            raise ContractError(f"env {env_id}, step {step}: no op is legal after the step")
 
 
 def _suspicion(found: HackingSuspicion) -> RewardHackingSuspected:

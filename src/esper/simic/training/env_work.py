@@ -6,11 +6,17 @@ from typing import Any
 
 from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.legality import ActionRules
-from esper.leyline.messages import EnvEvidence, EnvOutcome, EnvTestResult, StepDecision
+from esper.leyline.messages import (
+    ActionExecutionResult,
+    EnvEvidence,
+    EnvFailure,
+    EnvTestResult,
+    StepDecision,
+)
 from esper.runtime.batches import Batch
 from esper.simic.attribution.configurations import AblationPlan
 from esper.simic.telemetry.gradients import seed_anomalies
-from esper.simic.training.action_execution import EnvTurn, execute_actions
+from esper.simic.training.action_execution import execute_actions
 from esper.simic.training.batch_ops import (
     TrainRules,
     materialize_train_pass,
@@ -38,7 +44,7 @@ ValidationBatches = Callable[[], Iterable[Sequence[Batch]]]
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class TrainingWork:
-    """Carries out the passes of training on one env at a time; implements the engine's EnvWork."""
+    """Carries out the passes of training; implements the engine's EnvWork."""
 
     context: EnvFactoryContext
     rules: TrainRules
@@ -114,21 +120,22 @@ class TrainingWork:
         env.evidence = evidence
         return evidence
 
-    def apply(self, env: ParallelEnvState, decision: StepDecision) -> EnvOutcome:
-        """Carry out the env's decision and let the step pass."""
-        evidence = env.evidence
-        assert evidence is not None, f"env {env.env_idx} is told to act before it was looked at"
-        turn = EnvTurn(
-            env=env, signals=evidence.signals, reports=evidence.reports, panic=evidence.panic
-        )
-        result = execute_actions(
-            [turn],
+    def apply(
+        self,
+        envs: Sequence[ParallelEnvState],
+        decision: StepDecision,
+        failures: list[EnvFailure],
+        beat: Callable[[], None],
+    ) -> ActionExecutionResult:
+        """Carry out the decisions of a lane's envs and let the step pass."""
+        return execute_actions(
+            envs,
             decision,
             rules=self.action_rules,
             masker=self.masker,
-            is_last_step=decision.step == self.context.config.max_epochs - 1,
+            failures=failures,
+            beat=beat,
         )
-        return result.outcomes[0]
 
     def test(self, env: ParallelEnvState, beat: Callable[[], None]) -> EnvTestResult:
         """Measure the network as it is on data that no decision has seen."""

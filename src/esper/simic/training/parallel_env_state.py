@@ -159,6 +159,12 @@ class ParallelEnvState:
             self.lstm.forget([self.env_idx])
 
     @property
+    def seen(self) -> EnvEvidence:
+        """Return what this step's validation saw."""
+        assert self.evidence is not None, f"env {self.env_idx} acts before it was validated"
+        return self.evidence
+
+    @property
     def reports(self) -> tuple[SeedReport, ...]:
         """Return the occupied slots, in action order."""
         return tuple(self.model.reports().values())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_SPECS, HEADS, ActionSpec, Head, Op
+from esper.leyline.errors import ContractError
 from esper.leyline.messages import DecisionDetail, PenaltyOutcome
 from esper.leyline.payloads import HeadChoice
 from esper.leyline.streams import StreamPurpose, stream_seed
@@ -135,18 +136,24 @@ class PolicyController:
         """Take back what was learned of an env that broke."""
         self.agent.buffer.discard_segment(env_id)
 
-    def truncate(self, env_ids: Sequence[int], after: ObservationBatch) -> None:
-        """End the segments of envs whose time is up; what would follow is bootstrapped."""
+    def bootstrap(self, targets: Sequence[tuple[int, int]], after: ObservationBatch) -> None:
+        """End the segments that are cut off at these (env, step) pairs, and estimate what follows.
+
+        Args:
+            targets: pairs of env and step.
+            after: what each of these envs would show next, one row per target.
+        """
         buffer = self.agent.buffer
-        ended = [(env_id, buffer.truncate(env_id)) for env_id in env_ids]
-        targets = [(env_id, step) for env_id, step in ended if step is not None]
-        if targets:
-            rows = torch.tensor([env_id for env_id, _ in targets], device=self.agent.device)
-            obs, blueprints = self._seen(after)
-            values = self.agent.bootstrap_values(
-                obs[rows], blueprints[rows], self.lstm_state.select(rows)
-            )
-            buffer.set_bootstrap_values(targets, values)
+        for env_id, step in targets:
+            last = buffer.truncate(env_id)
+            if last != step:
+                raise ContractError(
+                    f"env {env_id}: cut off at step {step}, the rollout's segment ends at {last}"
+                )
+        rows = torch.tensor([env_id for env_id, _ in targets], device=self.agent.device)
+        obs, blueprints = self._seen(after)
+        values = self.agent.bootstrap_values(obs, blueprints, self.lstm_state.select(rows))
+        buffer.set_bootstrap_values(targets, values)
 
     def learn(self, check_cancelled: Callable[[], None]) -> PPOMetrics:
         """Learn from the finished round."""

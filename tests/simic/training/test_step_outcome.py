@@ -1,0 +1,141 @@
+"""What lanes hand over after a step, in real runs: control uses it and nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.simic.training.small_runs import SmallRun, lively_run, lose_envs
+
+from esper.leyline.telemetry import EventType
+from esper.simic.training import env_work
+from esper.simic.training.action_execution import execute_actions
+
+NUM_ENVS, NUM_STEPS = 4, 6
+
+
+def run_four(directory: Path, num_lanes: int = 1, **training: object) -> SmallRun:
+    shape = {"n_envs": NUM_ENVS, "max_epochs": NUM_STEPS, "n_episodes": 1}
+    # A value head of the smallest task's width has one hidden unit, which may be dead.
+    return lively_run(directory, run={"lanes": num_lanes}, **shape, lstm_hidden_dim=64, **training)
+
+
+def change_results(patch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
+    """Let `change` edit what each call of `execute_actions` returns."""
+
+    def changed(*args: Any, **options: Any) -> Any:
+        result = execute_actions(*args, **options)
+        change(result)
+        return result
+
+    patch.setattr(env_work, "execute_actions", changed)
+
+
+def update_of(run: SmallRun) -> Any:
+    (update,) = run.data(EventType.PPO_UPDATE_COMPLETED)
+    return update
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
+    return run_four(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 3])
+def test_a_lane_applies_the_decisions_of_all_its_envs_in_one_call(
+    num_lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[tuple[int, ...]] = []
+
+    def noted(envs: Any, *args: Any, **options: Any) -> Any:
+        groups.append(tuple(getattr(item, "env", item).env_idx for item in envs))
+        return execute_actions(envs, *args, **options)
+
+    monkeypatch.setattr(env_work, "execute_actions", noted)
+    run_four(tmp_path, num_lanes)
+
+    expected = [tuple(range(lane, NUM_ENVS, num_lanes)) for lane in range(num_lanes)] * NUM_STEPS
+    assert sorted(groups) == sorted(expected)
+
+
+def test_a_target_that_no_lane_names_is_not_bootstrapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drop(result: Any) -> None:
+        kept = [place for place, (env, _) in enumerate(result.truncated_bootstrap_targets) if env]
+        for name in (
+            "truncated_bootstrap_targets",
+            "post_action_signals",
+            "post_action_slot_reports",
+            "post_action_masks",
+        ):
+            items = getattr(result, name) or []
+            setattr(result, name, [items[place] for place in kept])
+
+    change_results(monkeypatch, drop)
+    run = run_four(tmp_path)
+
+    assert run.error is not None
+    assert "envs [0] have an open segment" in str(run.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        (
+            "post_action_signals",
+            lambda signals: msgspec.structs.replace(signals, accuracy_history=(99.0,) * 3),
+        ),
+        ("post_action_slot_reports", lambda reports: ()),
+    ],
+)
+def test_bootstrap_values_depend_on_what_was_handed_over(
+    name: str,
+    changed: Callable[[Any], Any],
+    plain: SmallRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change(result: Any) -> None:
+        setattr(result, name, [changed(item) for item in getattr(result, name)])
+
+    change_results(monkeypatch, change)
+    run = run_four(tmp_path)
+
+    assert run.data(EventType.LAST_ACTION) == plain.data(EventType.LAST_ACTION)
+    assert update_of(run).return_mean != update_of(plain).return_mean
+
+
+def test_a_bootstrapped_state_without_a_legal_op_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbid(result: Any) -> None:
+        result.post_action_masks = [(False,) * len(row) for row in result.post_action_masks]
+
+    change_results(monkeypatch, forbid)
+    run = run_four(tmp_path)
+
+    assert run.error is not None
+    assert "env 0, step 5: no op is legal" in str(run.error)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_results_of_lanes_are_joined_in_env_order(
+    num_lanes: int, plain: SmallRun, tmp_path: Path
+) -> None:
+    run = run_four(tmp_path, num_lanes)
+
+    assert update_of(run).return_mean == update_of(plain).return_mean
+    assert run.data(EventType.LAST_ACTION) == plain.data(EventType.LAST_ACTION)
+
+
+def test_a_rolled_back_env_names_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[tuple[int, int]] = []
+    change_results(monkeypatch, lambda result: named.extend(result.truncated_bootstrap_targets))
+    lose_envs(monkeypatch, {(2, NUM_STEPS - 1)})
+
+    run = run_four(tmp_path, num_lanes=2)
+
+    assert run.error is None
+    assert sorted(named) == [(env, NUM_STEPS - 1) for env in (0, 1, 3)]
