@@ -229,6 +229,6 @@ def test_ablating_a_seed_equals_pruning_it() -> None:
     disturb(model.slot("r0c1"))
 
     ablated = model(inputs(), Ablation(frozenset({"r0c1"})))
-    model.prune("r0c1", CAUSE)
+    model.slot("r0c1").prune(CAUSE)
 
     assert torch.equal(ablated, model(inputs()))

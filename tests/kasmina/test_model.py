@@ -133,9 +133,9 @@ def test_full_alpha_reaches_every_host_layer_and_earlier_seed(
 def test_output_moves_with_the_ramp_and_never_jumps(topology: Topology) -> None:
     model, x = planted(topology, Stage.BLENDING).eval(), inputs(SPECS[topology])
     slot_id = model.blended_slots()[0]
-    granted(model.set_alpha_target(slot_id, 1.0, AT_ONCE))
+    granted(model.slot(slot_id).set_alpha_target(1.0, AT_ONCE))
     at_one = model(x)
-    granted(model.schedule_prune(slot_id, Ramp(num_steps=64), CAUSE))
+    granted(model.slot(slot_id).schedule_prune(Ramp(num_steps=64), CAUSE))
     seedless = model.host(x)
 
     passed = [at_one]
@@ -179,7 +179,7 @@ def test_rebuilt_model_gives_the_same_logits_and_state(
 
 def test_rebuilt_model_is_frozen_where_the_stored_one_was() -> None:
     model = planted(Topology.CNN, Stage.HOLDING)
-    granted(model.schedule_prune("r0c1", Ramp(num_steps=3), CAUSE))
+    granted(model.slot("r0c1").schedule_prune(Ramp(num_steps=3), CAUSE))
     rebuilt = grown()
 
     rebuilt.load_state(model.state())
@@ -193,7 +193,7 @@ def test_rebuilt_model_is_frozen_where_the_stored_one_was() -> None:
 def test_loading_keeps_the_parameters_of_host_and_surviving_seeds() -> None:
     model = planted(Topology.CNN, Stage.HOLDING, all_slots=True)
     stored = copy.deepcopy(model.state())
-    granted(model.prune("r0c0", CAUSE))
+    granted(model.slot("r0c0").prune(CAUSE))
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
 
     model.load_state(stored)
@@ -263,10 +263,10 @@ def test_weights_that_do_not_fit_are_refused_before_anything_changes(damage: str
 def test_whole_life_through_the_model() -> None:
     model = grown()
     granted(model.germinate("r0c0", WISH, generator()))
-    granted(model.advance("r0c0"))
-    assert not model.advance("r0c0").succeeded
+    granted(model.slot("r0c0").advance())
+    assert not model.slot("r0c0").advance().succeeded
 
-    granted(model.prune("r0c0", CAUSE))
+    granted(model.slot("r0c0").prune(CAUSE))
     for _ in range(7):
         model.tick()
 
@@ -274,10 +274,9 @@ def test_whole_life_through_the_model() -> None:
     granted(model.germinate("r0c0", WISH, generator()))
 
 
-@pytest.mark.parametrize("call", ["advance", "fossilize"])
-def test_unknown_slot_is_refused_by_name(call: str) -> None:
+def test_unknown_slot_is_refused_by_name() -> None:
     with pytest.raises(UnknownNameError, match="unknown slot 'r7c7'"):
-        getattr(grown(), call)("r7c7")
+        grown().slot("r7c7")
 
 
 def test_counts_tell_seeds_fossils_and_parameters() -> None:

@@ -101,7 +101,7 @@ def test_optimizer_is_made_kept_and_dropped_with_its_seed() -> None:
     assert (made.defaults["lr"], made.defaults["momentum"]) == (0.02, 0.9)
     assert made.defaults["weight_decay"] == 0
 
-    granted(model.prune("r0c1", CAUSE))
+    granted(model.slot("r0c1").prune(CAUSE))
     seeds.follow(model)
     assert len(seeds) == 0
 
@@ -111,7 +111,7 @@ def test_next_seed_of_a_slot_starts_without_moments() -> None:
     host_optimizer = host_sgd(model.host)
     plant(model.slot("r0c1"), Stage.TRAINING)
     train(model, host_optimizer, seeds)
-    granted(model.prune("r0c1", CAUSE))
+    granted(model.slot("r0c1").prune(CAUSE))
     for _ in range(7):
         model.tick()
 
@@ -136,13 +136,13 @@ def test_moments_of_host_and_other_seeds_survive_every_event(event: str) -> None
         case "germinate":
             plant(model.slot("r0c1"))
         case "advance":
-            granted(model.advance("r0c1"))
+            granted(model.slot("r0c1").advance())
         case "fossilize":
-            granted(model.fossilize("r0c1"))
+            granted(model.slot("r0c1").fossilize())
         case "retarget":
-            granted(model.set_alpha_target("r0c1", 0.5, AT_ONCE))
+            granted(model.slot("r0c1").set_alpha_target(0.5, AT_ONCE))
         case _:
-            granted(model.prune("r0c1", CAUSE))
+            granted(model.slot("r0c1").prune(CAUSE))
     seeds.follow(model)
 
     after = [moments(host_optimizer), moments(seeds.by_slot()["r0c0"])]
@@ -159,7 +159,7 @@ def test_fossil_goes_on_training_with_its_moments() -> None:
     kept, before = seeds.by_slot()["r0c1"], weights("r0c1", model)
     past = moments(kept)
 
-    granted(model.fossilize("r0c1"))
+    granted(model.slot("r0c1").fossilize())
     seeds.follow(model)
     assert seeds.by_slot()["r0c1"] is kept
     assert_equal_lists(moments(kept), past)
@@ -186,7 +186,7 @@ def test_seed_does_not_move_while_alpha_ramps_down() -> None:
     host_optimizer = host_sgd(model.host)
     plant(model.slot("r0c1"), Stage.HOLDING)
     train(model, host_optimizer, seeds)
-    granted(model.schedule_prune("r0c1", Ramp(num_steps=3), CAUSE))
+    granted(model.slot("r0c1").schedule_prune(Ramp(num_steps=3), CAUSE))
     before, past = weights("r0c1", model), moments(seeds.by_slot()["r0c1"])
 
     train(model, host_optimizer, seeds)

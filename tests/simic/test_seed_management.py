@@ -7,7 +7,9 @@ from tests.kasmina.bodies import WISH, granted, grown
 from tests.simic.agent.rollouts import play_round, small_agent
 from tests.tamiyo.policies import generator
 
+from esper.leyline.actions import ActionSpec, Op
 from esper.leyline.config import TelemetryConfig
+from esper.leyline.errors import ContractError
 from esper.leyline.payloads import (
     KlSpikeDetected,
     LayerGradient,
@@ -18,6 +20,8 @@ from esper.leyline.stages import Stage
 from esper.leyline.telemetry import Draft, EventScope, EventType, Severity
 from esper.nissa.testing import RecordingHub
 from esper.simic.agent.ppo_metrics import PPOMetrics
+from esper.simic.control.context import HandlerContext
+from esper.simic.control.handlers import HANDLERS
 from esper.simic.normalizers import RewardNormalizer
 from esper.simic.seed_management import (
     Escalation,
@@ -43,9 +47,13 @@ def test_a_seed_advances_through_its_gate_and_stays_where_the_gate_refuses() -> 
     slot = model.slot("r0c0")
     granted(slot.germinate(WISH, generator(3)))
 
-    assert advance_active_seed(model, "r0c0").succeeded
+    context = HandlerContext(
+        model=model, seed_id="another", generator=generator(4), accuracy_pct=50.0
+    )
+    action = ActionSpec(op=Op.ADVANCE, slot_id="r0c0")
+    assert advance_active_seed(action, context).succeeded
     assert slot.state.stage is Stage.TRAINING
-    refused = advance_active_seed(model, "r0c0")
+    refused = advance_active_seed(action, context)
     assert not refused.succeeded, "no gradient was ever measured"
     assert slot.state.stage is Stage.TRAINING
 
@@ -54,8 +62,16 @@ def test_slots_are_named_in_action_order_and_not_by_name() -> None:
     slots = ("r0c10", "r0c2", "r1c0")
 
     assert [resolve_target_slot(index, slots) for index in range(3)] == list(slots)
-    with pytest.raises(IndexError):
-        resolve_target_slot(3, slots)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_an_index_that_names_no_slot_is_refused(index: int) -> None:
+    with pytest.raises(ContractError, match=f"slot index {index}: slots are 0 to 2"):
+        resolve_target_slot(index, ("r0c10", "r0c2", "r1c0"))
+
+
+def test_the_handler_of_advance_is_advance_active_seed() -> None:
+    assert HANDLERS[Op.ADVANCE] is advance_active_seed
 
 
 @pytest.mark.parametrize(

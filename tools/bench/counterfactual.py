@@ -43,8 +43,8 @@ def grown_model(num_seeds: int) -> MorphogeneticModel:
         )
         model.germinate(slot_id, wish, generator)
         model.slot(slot_id).record_gradient(HEALTHY)
-        model.advance(slot_id)
-        model.advance(slot_id)
+        model.slot(slot_id).advance()
+        model.slot(slot_id).advance()
     for _ in range(Tempo.STANDARD.steps):
         model.tick()
     assert model.blended_slots() == slot_ids[:num_seeds]

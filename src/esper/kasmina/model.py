@@ -12,7 +12,7 @@ from esper.kasmina import lifecycle
 from esper.kasmina.counterfactual import NOTHING_OFF, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.seed import Germination, PruneCause, Ramp, SeedState
+from esper.kasmina.seed import Germination, SeedState
 from esper.kasmina.slot import Emit, SeedModules, SeedSlot, discard
 from esper.leyline.attribution import Ablation
 from esper.leyline.errors import ContractError, UnknownNameError
@@ -115,26 +115,6 @@ class MorphogeneticModel(nn.Module):
     def germinate(self, slot_id: str, wish: Germination, generator: torch.Generator) -> Outcome:
         """Plant a seed whose parameters are drawn from `generator`, all or nothing."""
         return self.slot(slot_id).germinate(wish, generator, self._device)
-
-    def advance(self, slot_id: str) -> Outcome:
-        """Try the gate to the next stage."""
-        return self.slot(slot_id).advance()
-
-    def fossilize(self, slot_id: str) -> Outcome:
-        """Make a held seed permanent if its gate lets it."""
-        return self.slot(slot_id).fossilize()
-
-    def prune(self, slot_id: str, cause: PruneCause) -> Outcome:
-        """Remove a seed at once."""
-        return self.slot(slot_id).prune(cause)
-
-    def schedule_prune(self, slot_id: str, ramp: Ramp, cause: PruneCause) -> Outcome:
-        """Ramp a seed's alpha down, then remove it."""
-        return self.slot(slot_id).schedule_prune(ramp, cause)
-
-    def set_alpha_target(self, slot_id: str, target: float, ramp: Ramp) -> Outcome:
-        """Send a seed's alpha to another target."""
-        return self.slot(slot_id).set_alpha_target(target, ramp)
 
     def tick(self) -> None:
         """Let one step pass in every slot; what there is to tell is told when all have ticked."""

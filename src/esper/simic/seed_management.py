@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.actions import ActionSpec
 from esper.leyline.config import TelemetryConfig
+from esper.leyline.errors import ContractError
 from esper.leyline.payloads import LayerGradient, NumericalInstabilityDetected, Payload
 from esper.leyline.telemetry import Draft, EventScope, Severity, TelemetryLevel
 from esper.nissa.hub import Hub
 from esper.simic.agent.ppo_metrics import PPOMetrics, reduced
+from esper.simic.control.context import HandlerContext
 from esper.simic.telemetry.emitters import Emit, aggregate_layer_gradient_health
 
 __all__ = [
@@ -26,13 +28,15 @@ __all__ = [
 ]
 
 
-def advance_active_seed(model: MorphogeneticModel, slot_id: str) -> Outcome:
-    """Try the gate to the next stage of the seed in a slot."""
-    return model.advance(slot_id)
+def advance_active_seed(action: ActionSpec, context: HandlerContext) -> Outcome:
+    """Try the gate to the next stage of the seed in the action's slot; the handler of ADVANCE."""
+    return context.model.slot(action.slot_id).advance()
 
 
 def resolve_target_slot(slot_index: int, slot_ids: Sequence[str]) -> str:
     """Return the slot that an index of the slot head names, in action order."""
+    if not 0 <= slot_index < len(slot_ids):
+        raise ContractError(f"slot index {slot_index}: slots are 0 to {len(slot_ids) - 1}")
     return slot_ids[slot_index]
 
 

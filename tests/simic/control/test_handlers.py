@@ -35,7 +35,8 @@ from esper.leyline.actions import (
 from esper.leyline.legality import is_legal
 from esper.leyline.messages import EnvOutcome, StepDecision
 from esper.leyline.stages import LifecycleRules, Stage
-from esper.simic.control.handlers import HANDLERS, HandlerContext, carry_out
+from esper.simic.control.context import HandlerContext
+from esper.simic.control.handlers import HANDLERS
 from esper.simic.training.action_execution import apply_decision
 
 GRADIENTS = (
@@ -158,7 +159,7 @@ def test_a_handler_refuses_nothing_that_is_legal_and_what_it_refuses_is_illegal(
             continue
         measure(world, random)
         expected = is_legal(action, world.env.reports, world.work.action_rules)
-        refusal = carry_out(action, context_of(world.env.model, f"s{count}")).refusal
+        refusal = HANDLERS[action.op](action, context_of(world.env.model, f"s{count}")).refusal
         is_refused = refusal is not None and not refusal.startswith("gate ")
         # Room for another seed is for the rules to judge; a slot knows nothing of its neighbours.
         if action.op is Op.GERMINATE:
@@ -194,7 +195,7 @@ def effect_of(action: ActionSpec) -> tuple[object, ...]:
         for slot_id in SLOTS[:2]:
             plant(model.slot(slot_id), PLANTED[action.op], seed_id=slot_id)
             disturb(model.slot(slot_id))
-    outcome = carry_out(action, context_of(model))
+    outcome = HANDLERS[action.op](action, context_of(model))
     assert outcome.succeeded, outcome.refusal
     if action.op is Op.GERMINATE:
         slot = model.slot(action.slot_id)
@@ -266,7 +267,7 @@ def test_every_op_does_something_that_waiting_does_not(op: Op) -> None:
 def _effect_from(stage: Stage, action: ActionSpec) -> object:
     model = grown(CNN, slot_ids=SLOTS).eval()
     plant(model.slot(SLOTS[0]), stage)
-    carry_out(action, context_of(model))
+    HANDLERS[action.op](action, context_of(model))
     seen = []
     for _ in range(NUM_TICKS):
         seen.append(tuple(_stages(model)))
@@ -288,7 +289,7 @@ def test_germinating_plants_what_the_action_names() -> None:
         tempo=Tempo.SLOW,
         alpha_target=AlphaTarget.SEVENTY,
     )
-    assert carry_out(action, context_of(model, "ep3_env1_seed_0")).succeeded
+    assert HANDLERS[action.op](action, context_of(model, "ep3_env1_seed_0")).succeeded
     [seed] = [slot.state for slot in model.all_slots() if slot.state is not None]
     assert (seed.seed_id, seed.blueprint, seed.style) == (
         "ep3_env1_seed_0",
@@ -310,7 +311,7 @@ def test_a_retarget_keeps_the_seeds_algorithm_whatever_the_style_says() -> None:
         style=Style.GATED_GATE,
         alpha_target=AlphaTarget.HALF,
     )
-    assert carry_out(action, context_of(model)).succeeded
+    assert HANDLERS[action.op](action, context_of(model)).succeeded
     report = model.reports()["r0c0"]
     assert report.algorithm is Style.LINEAR_MULTIPLY.algorithm
     assert report.alpha.alpha == 0.5
@@ -320,7 +321,7 @@ def test_a_prune_with_a_ramp_takes_its_steps_and_then_removes_the_seed() -> None
     model = grown(CNN, slot_ids=SLOTS)
     plant(model.slot("r0c0"), Stage.HOLDING)
     action = ActionSpec(op=Op.PRUNE, slot_id="r0c0", alpha_speed=AlphaSpeed.FAST)
-    assert carry_out(action, context_of(model)).succeeded
+    assert HANDLERS[action.op](action, context_of(model)).succeeded
     stages = []
     for _ in range(3):
         stages.append(_stages(model)[0])

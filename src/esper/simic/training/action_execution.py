@@ -28,7 +28,8 @@ from esper.leyline.messages import (
 )
 from esper.leyline.payloads import MorphologyCausalLog, Payload
 from esper.leyline.reports import SeedReport
-from esper.simic.control.handlers import HandlerContext, carry_out
+from esper.simic.control.context import HandlerContext
+from esper.simic.control.handlers import HANDLERS
 from esper.simic.seed_management import resolve_target_slot
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.round_tally import materialize_legality
@@ -145,7 +146,7 @@ def _carry_out(env: ParallelEnvState, action: ActionSpec) -> str | None:
         step=env.seen.signals.step,
     )
     with env.fence.entered(is_training=True):
-        refusal = carry_out(action, context).refusal
+        refusal = HANDLERS[action.op](action, context).refusal
         if action.op is Op.FOSSILIZE and refusal is None:
             # A rollback must never meet a fossil that it has no weights for.
             env.governor.take_snapshot()
