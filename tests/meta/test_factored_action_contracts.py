@@ -17,7 +17,8 @@ PROMISED = {
     *("entropy_coef_start", "entropy_coef_end", "entropy_coef_min", "entropy_anneal_episodes"),
     *("entropy_coef_per_head", "telemetry", "telemetry_dir", "profiler", "gpu_preload", "amp"),
     *("amp_dtype", "compile_mode", "max_seeds", "lr", "clip_ratio", "gamma", "gae_lambda"),
-    *("recurrent_n_epochs", "value_coef", "lstm_hidden_dim", "ready_event", "shutdown_event"),
+    *("ppo_updates_per_batch", "recurrent_n_epochs", "value_coef", "lstm_hidden_dim"),
+    *("ready_event", "shutdown_event"),
 }
 RETIRED = {"recurrent", "factored"}
 """The policy is both, always."""

@@ -43,6 +43,7 @@ CASES = {
     "--lanes": Case("3", "run.lanes", 3),
     "--lane-deadline": Case("7.5", "run.lane_deadline_s", 7.5),
     "--lr": Case("0.5", "training.lr", 0.5),
+    "--ppo-updates-per-batch": Case("3", "training.ppo_updates_per_batch", 3),
     "--ppo-epochs": Case("2", "training.recurrent_n_epochs", 2),
     "--memory-size": Case("33", "training.lstm_hidden_dim", 33),
     "--clip-ratio": Case("0.3", "training.clip_ratio", 0.3),

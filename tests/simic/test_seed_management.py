@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.kasmina.bodies import WISH, granted, grown
-from tests.simic.agent.rollouts import play_round, small_agent
+from tests.simic.agent.rollouts import learn_round, play_round, small_agent
 from tests.tamiyo.policies import generator
 
 from esper.leyline.actions import ActionSpec, Op
@@ -39,7 +39,7 @@ from esper.simic.seed_management import (
 def metrics() -> PPOMetrics:
     agent = small_agent(num_epochs=1)
     play_round(agent)
-    return agent.update(RewardNormalizer(), generator=generator(1))
+    return learn_round(agent, RewardNormalizer(), generator=generator(1))
 
 
 def test_a_seed_advances_through_its_gate_and_stays_where_the_gate_refuses() -> None:
@@ -83,12 +83,17 @@ def test_annealing_counts_rounds_of_all_envs(episodes: int, envs: int, updates: 
 
 def test_updates_go_on_until_one_takes_no_step(metrics: PPOMetrics) -> None:
     idle = replace(metrics, num_optimizer_steps=0)
-    series = iter([metrics, metrics, idle, metrics])
+    series = [metrics, metrics, idle, metrics]
 
-    done = run_ppo_updates(lambda: next(series), num_updates=4)
+    assert run_ppo_updates(lambda index: series[index], 4) == (metrics, metrics, idle)
+    assert run_ppo_updates(lambda index: series[index], 1) == (metrics,)
 
-    assert done == (metrics, metrics, idle)
-    assert len(run_ppo_updates(lambda: metrics)) == 1
+
+def test_the_kl_stop_ends_the_series_with_the_update_that_it_cut_short(metrics: PPOMetrics) -> None:
+    stopped = replace(metrics, kl_stop_epoch=1)
+    series = [metrics, stopped, metrics]
+
+    assert run_ppo_updates(lambda index: series[index], 3) == (metrics, stopped)
 
 
 def test_updates_are_reduced_field_by_field(metrics: PPOMetrics) -> None:
@@ -98,7 +103,27 @@ def test_updates_are_reduced_field_by_field(metrics: PPOMetrics) -> None:
 
     assert joint.kl_divergence == 9.0
     assert joint.num_optimizer_steps == metrics.num_optimizer_steps + 3
+    assert joint.num_updates == 2
     assert joint.losses.value_loss == pytest.approx(metrics.losses.value_loss)
+
+
+def test_figures_of_the_rollout_are_not_added_up(metrics: PPOMetrics) -> None:
+    joint = aggregate_ppo_metrics([metrics, metrics, metrics])
+
+    assert joint.returns == metrics.returns
+    assert joint.usable_steps == metrics.usable_steps > 0
+    assert joint.op_q_values == metrics.op_q_values
+
+
+def test_an_update_without_a_step_takes_nothing_from_the_ones_before(metrics: PPOMetrics) -> None:
+    idle = replace(metrics, losses=None, heads={}, lstm_update=None, num_optimizer_steps=0)
+
+    joint = aggregate_ppo_metrics([metrics, idle])
+
+    assert joint.lstm_update == metrics.lstm_update
+    assert joint.lstm_update is not None
+    assert joint.losses == metrics.losses
+    assert joint.has_learned
 
 
 def hub_at(level: str) -> RecordingHub:

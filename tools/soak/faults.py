@@ -131,9 +131,9 @@ def watched_run(watched: Watched) -> Iterator[None]:
             raise SabotageError("sabotage")
         return build(work, round_index, env_id)
 
-    def learning(controller: PolicyController, check_cancelled: Any) -> Any:
+    def learning(controller: PolicyController, *arguments: Any) -> Any:
         _check_buffer(controller)
-        return learn(controller, check_cancelled)
+        return learn(controller, *arguments)
 
     with ExitStack() as patches:
         for owner, name, call in (

@@ -166,7 +166,10 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     clip_ratio: float = 0.2
     gamma: float = 0.995
     gae_lambda: float = 0.98
+    ppo_updates_per_batch: int = 1
+    """PPO updates on each round's rollout; a KL stop ends the series. Schedules count rounds."""
     recurrent_n_epochs: int = 4
+    """Passes over the rollout within one update."""
     target_kl: float | None = 0.015
     policy_max_grad_norm: float = 5.0
     weight_decay: float = 0.0
@@ -182,7 +185,7 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     entropy_coef_per_head: dict[str, float] = {}
     """Replaces the entropy weight of single heads."""
     total_train_steps: int | None = None
-    """Horizon of the floor-penalty schedule in updates; None takes the number of rounds."""
+    """Rounds over which the floor penalty is scheduled; None takes the run's number of rounds."""
     # Reward
     reward_family: RewardFamily = RewardFamily.CONTRIBUTION
     reward_mode: RewardMode = RewardMode.SHAPED

@@ -198,10 +198,12 @@ _Check: TypeAlias = tuple[str, object, bool, str]
 
 
 def _training_checks(config: TrainingConfig) -> Iterator[_Check]:
-    for name in ("n_episodes", "n_envs", "max_epochs", "recurrent_n_epochs", "lstm_hidden_dim"):
+    for name in (
+        *("n_episodes", "n_envs", "max_epochs", "ppo_updates_per_batch", "recurrent_n_epochs"),
+        *("lstm_hidden_dim", "feature_dim"),
+    ):
         value = getattr(config, name)
         yield f"training.{name}", value, value >= 1, "must be at least 1"
-    yield "training.feature_dim", config.feature_dim, config.feature_dim >= 1, "must be at least 1"
     for name in ("max_seeds", "batch_size_per_env", "total_train_steps"):
         value = getattr(config, name)
         yield f"training.{name}", value, value is None or value >= 1, "must be at least 1"

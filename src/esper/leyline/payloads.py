@@ -643,6 +643,8 @@ class PPOUpdateCompleted(Payload, frozen=True, kw_only=True):
     learning_rate: float
     entropy_coef: float
     value_coef: float
+    num_updates: int = 1
+    """PPO updates that the round made on its rollout; the figures sum all of them up."""
     num_optimizer_steps: int
     num_finiteness_skips: int
     kl_stop_epoch: int | None

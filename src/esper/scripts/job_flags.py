@@ -95,6 +95,12 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     ),
     "policy and update": (
         _flag("--lr", "training.lr", "learning rate of the policy", float),
+        _flag(
+            "--ppo-updates-per-batch",
+            "training.ppo_updates_per_batch",
+            "PPO updates on each round's rollout",
+            int,
+        ),
         _flag("--ppo-epochs", "training.recurrent_n_epochs", "inner epochs of an update", int),
         _flag("--memory-size", "training.lstm_hidden_dim", "size of the policy's memory", int),
         _flag("--clip-ratio", "training.clip_ratio", "how far an update may move", float),

@@ -46,13 +46,18 @@ def calculate_entropy_anneal_steps(anneal_episodes: int, num_envs: int) -> int:
 
 
 def run_ppo_updates(
-    update: Callable[[], PPOMetrics], num_updates: int = 1
+    update: Callable[[int], PPOMetrics], num_updates: int
 ) -> tuple[PPOMetrics, ...]:
-    """Run the updates of a round; one without an optimizer step ends the series."""
+    """Run the updates of a round, each called with its index.
+
+    An update that took no optimizer step, or that the KL stop ended, is the last one: the policy
+    has moved as far from its rollout as it may.
+    """
     done: list[PPOMetrics] = []
-    for _ in range(num_updates):
-        done.append(update())
-        if not done[-1].has_learned:
+    for index in range(num_updates):
+        metrics = update(index)
+        done.append(metrics)
+        if not metrics.has_learned or metrics.kl_stop_epoch is not None:
             break
     return tuple(done)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from tests.tamiyo.policies import NUM_SLOTS, SPEC, generator, random_inputs, random_masks, sharpened
@@ -10,7 +11,9 @@ from torch import Tensor
 from esper.leyline.actions import Op
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
+from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.agent.rollout_buffer import StepRows
+from esper.simic.normalizers import RewardNormalizer
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import Decision, LstmState
 
@@ -89,6 +92,13 @@ def play_round(
         is_gone = torch.tensor([env in panicking for env in range(num_envs)])
         state = decision.state.cleared(is_gone)
     truncate_all(agent, generator(seed + 1), state)
+
+
+def learn_round(agent: PPOAgent, rewards: RewardNormalizer, **options: Any) -> PPOMetrics:
+    """Make one update on the round in the buffer, and empty it."""
+    metrics = agent.update(agent.prepare_round(rewards), **options)
+    agent.finish_round(metrics)
+    return metrics
 
 
 def truncate_all(agent: PPOAgent, gen: torch.Generator, state: LstmState) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from tests.simic.agent.rollouts import rows_of
+from tests.simic.agent.rollouts import learn_round, rows_of
 from tests.tamiyo.policies import NUM_SLOTS, generator
 from torch import Tensor
 
@@ -79,7 +79,7 @@ def test_ppo_learns_a_factored_masked_bandit() -> None:
     normalizer, gen = RewardNormalizer(), generator(2)
     for _ in range(40):
         play(agent, masks, obs, reward, gen)
-        agent.update(normalizer, generator=gen)
+        learn_round(agent, normalizer, generator=gen)
 
     optimum = 4 * (1.0 + len(wanted))
     assert play(agent, masks, obs, reward, None) >= 0.95 * optimum
@@ -116,7 +116,7 @@ def recalled_fraction(network_type: type[PolicyNetwork], num_rounds: int) -> flo
 
     for _ in range(num_rounds):
         play(agent, masks, obs, reward, gen)
-        agent.update(normalizer, generator=gen)
+        learn_round(agent, normalizer, generator=gen)
     return play(agent, masks, obs, reward, None)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.simic.agent.rollouts import NUM_ENVS, play_round, small_agent
+from tests.simic.agent.rollouts import NUM_ENVS, learn_round, play_round, small_agent
 from tests.tamiyo.policies import generator, random_inputs
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from esper.simic.normalizers import RewardNormalizer
 
 def learn(agent: PPOAgent, normalizer: RewardNormalizer, *, seed: int, scale: float = 1.0):
     play_round(agent, seed=seed, reward_scale=scale)
-    return agent.update(normalizer, generator=generator(seed))
+    return learn_round(agent, normalizer, generator=generator(seed))
 
 
 def tensors_in(state: object) -> list[Tensor]:
@@ -101,7 +101,7 @@ def test_update_without_an_optimizer_step_moves_no_schedule() -> None:
     agent = small_agent(target_kl=-1.0)
     play_round(agent)
 
-    metrics = agent.update(RewardNormalizer(), generator=generator(1))
+    metrics = learn_round(agent, RewardNormalizer(), generator=generator(1))
 
     assert (metrics.has_learned, metrics.skip_reason, agent.num_updates) == (False, "kl_stop", 0)
     assert metrics.losses is None
@@ -112,7 +112,7 @@ def test_round_without_rows_teaches_nothing() -> None:
     play_round(agent, rollbacks=[(env, step) for env in range(NUM_ENVS) for step in range(9)])
     before = tensors_in(agent.state_dict())
 
-    metrics = agent.update(rewards, generator=generator(1))
+    metrics = learn_round(agent, rewards, generator=generator(1))
 
     assert metrics.skip_reason == "no_rows"
     assert metrics.rollback_count == NUM_ENVS * 9

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from tests.simic.agent.rollouts import play_round, small_agent
+from tests.simic.agent.rollouts import learn_round, play_round, small_agent
 from tests.tamiyo.policies import generator
 
 from esper.leyline.actions import HEADS, Head, Op
@@ -13,7 +13,6 @@ from esper.simic.agent.ppo_metrics import (
     HeadMetrics,
     LossMetrics,
     PPOMetrics,
-    ReturnMetrics,
     materialize_figures,
     materialize_lstm_health,
     pack,
@@ -29,12 +28,12 @@ from esper.tamiyo.network import LstmState
 def metrics() -> PPOMetrics:
     agent = small_agent()
     play_round(agent, rollbacks=[(1, 4), (2, 0)])
-    return agent.update(
-        RewardNormalizer(), generator=generator(1), rollout_state=agent.initial_state()
+    return learn_round(
+        agent, RewardNormalizer(), generator=generator(1), rollout_state=agent.initial_state()
     )
 
 
-@pytest.mark.parametrize("kind", [LossMetrics, HeadMetrics, ReturnMetrics, PPOMetrics])
+@pytest.mark.parametrize("kind", [LossMetrics, HeadMetrics, PPOMetrics])
 def test_every_figure_declares_how_it_is_reduced(kind: type) -> None:
     reducers = reducers_of(kind)
 
@@ -69,7 +68,7 @@ def test_updates_of_a_round_are_reduced_to_one(metrics: PPOMetrics) -> None:
     assert joint.losses == metrics.losses
     assert joint.heads == metrics.heads
     assert joint.num_optimizer_steps == metrics.num_optimizer_steps
-    assert joint.usable_steps == 2 * metrics.usable_steps
+    assert joint.usable_steps == metrics.usable_steps
     assert (joint.kl_stop_epoch, joint.learning_rate) == (2, 1.0)
     assert joint.nonfinite == ("op", "value")
     assert joint.has_low_return_variance
@@ -108,7 +107,7 @@ def test_head_that_nothing_reached_has_no_gradient_norm_rather_than_zero() -> No
     agent.buffer.batch().masks.op[..., Op.GERMINATE] = False
     agent.buffer.batch().effective_ops.fill_(Op.WAIT)
 
-    heads = agent.update(RewardNormalizer(), generator=generator(1)).heads
+    heads = learn_round(agent, RewardNormalizer(), generator=generator(1)).heads
 
     assert heads[Head.BLUEPRINT].gradient_norm is None
     assert heads[Head.BLUEPRINT].entropy is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.simic.agent.rollouts import NUM_ENVS, NUM_STEPS, play_round, small_agent
+from tests.simic.agent.rollouts import NUM_ENVS, NUM_STEPS, learn_round, play_round, small_agent
 from tests.tamiyo.policies import generator
 from torch import Tensor
 
@@ -133,7 +133,7 @@ def test_kl_stop_ends_the_update_between_two_steps() -> None:
     agent = small_agent(lr=0.02, target_kl=0.001)
     play_round(agent)
 
-    metrics = agent.update(RewardNormalizer(), generator=generator(1))
+    metrics = learn_round(agent, RewardNormalizer(), generator=generator(1))
 
     assert metrics.kl_stop_epoch is not None
     assert 0 < metrics.num_optimizer_steps < 4 * 3
@@ -144,7 +144,7 @@ def test_without_a_target_the_kl_stops_nothing() -> None:
     agent = small_agent(lr=0.02, target_kl=None)
     play_round(agent)
 
-    metrics = agent.update(RewardNormalizer(), generator=generator(1))
+    metrics = learn_round(agent, RewardNormalizer(), generator=generator(1))
 
     assert metrics.num_optimizer_steps == 4 * 3
 
@@ -363,8 +363,11 @@ def test_cancellation_is_asked_for_between_minibatches() -> None:
     play_round(agent)
     asked = []
 
-    agent.update(
-        RewardNormalizer(), generator=generator(1), check_cancelled=lambda: asked.append(True)
+    learn_round(
+        agent,
+        RewardNormalizer(),
+        generator=generator(1),
+        check_cancelled=lambda: asked.append(True),
     )
 
     assert len(asked) == 4 * 3
@@ -375,7 +378,7 @@ def test_heads_learn_under_autocast_after_a_decision_in_the_same_context() -> No
     before = weights_of(agent)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         play_round(agent)
-        metrics = agent.update(RewardNormalizer(), generator=generator(1))
+        metrics = learn_round(agent, RewardNormalizer(), generator=generator(1))
 
     assert metrics.num_optimizer_steps == 3
     names = [name for name, _ in agent.network.named_parameters()]
@@ -393,6 +396,6 @@ def test_whole_update_leaves_the_global_generator_alone() -> None:
     agent = small_agent()
     play_round(agent)
 
-    agent.update(RewardNormalizer(), generator=generator(1))
+    learn_round(agent, RewardNormalizer(), generator=generator(1))
 
     assert torch.equal(before, torch.get_rng_state())

@@ -91,6 +91,7 @@ def make_control(
         num_steps=num_steps,
         death_penalty=death_penalty,
         success_accuracy_pct=80.0,
+        updates_per_round=1,
         check_cancelled=lambda: None,
     )
     control.begin_round(0)

@@ -184,10 +184,12 @@ def spoil_losses(patch: pytest.MonkeyPatch, rounds: set[int]) -> None:
     learn, compute = PolicyController.learn, ppo_update.compute_losses
     is_spoilt = False
 
-    def noted(self: PolicyController, check_cancelled: Callable[[], None]) -> PPOMetrics:
+    def noted(
+        self: PolicyController, num_updates: int, check_cancelled: Callable[[], None]
+    ) -> PPOMetrics:
         nonlocal is_spoilt
         is_spoilt = self._round_index in rounds
-        return learn(self, check_cancelled)
+        return learn(self, num_updates, check_cancelled)
 
     def spoilt(*args: Any) -> ppo_update.Losses:
         losses = compute(*args)

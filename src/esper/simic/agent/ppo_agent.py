@@ -27,14 +27,19 @@ from esper.simic.agent.ppo_metrics import (
     reduced,
     reduced_heads,
 )
-from esper.simic.agent.ppo_update import UpdateTrace, build_update_batch, run_update
+from esper.simic.agent.ppo_update import (
+    UpdateBatch,
+    UpdateTrace,
+    build_update_batch,
+    run_update,
+)
 from esper.simic.agent.return_metrics import pack_return_metrics
 from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
 from esper.simic.normalizers import RewardNormalizer, ValueNormalizer
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import Decision, LstmState, PolicyNetwork
 
-__all__ = ["AGENT_STATE_VERSION", "PPOAgent"]
+__all__ = ["AGENT_STATE_VERSION", "PPOAgent", "PreparedRound"]
 
 AGENT_STATE_VERSION: Final = 1
 
@@ -50,6 +55,15 @@ class _BeforeUpdate:
     is_advantage_std_floored: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRound:
+    """A finished round; constant over all of its updates."""
+
+    batch: UpdateBatch | None = None
+    """None when the round had no row."""
+    before: _BeforeUpdate = field(default_factory=_BeforeUpdate)
+
+
 @dataclass(eq=False, slots=True)
 class PPOAgent:
     """A policy network with its optimizer, its rollout and its place in the schedules."""
@@ -58,7 +72,7 @@ class PPOAgent:
     network: PolicyNetwork
     device: torch.device
     num_updates: int = 0
-    """Updates that took at least one optimizer step; the schedules follow it."""
+    """Rounds whose updates took at least one optimizer step; the schedules follow it."""
     optimizer: AdamW = field(init=False)
     buffer: RolloutBuffer = field(init=False)
     value_normalizer: ValueNormalizer = field(init=False)
@@ -107,27 +121,15 @@ class PPOAgent:
         """Return V of what follows truncated steps, with the memory that those steps left."""
         return self.network.step(obs, blueprints, state).values
 
-    def update(
-        self,
-        reward_normalizer: RewardNormalizer,
-        *,
-        generator: torch.Generator,
-        rollout_state: LstmState | None = None,
-        check_cancelled: Callable[[], None] | None = None,
-    ) -> PPOMetrics:
-        """Learn from the finished round in the buffer and empty it.
+    def prepare_round(self, reward_normalizer: RewardNormalizer) -> PreparedRound:
+        """Return the finished round in the buffer, ready for its updates.
 
-        Args:
-            reward_normalizer: puts the round's raw rewards on scale and learns from them.
-            generator: decides the order of env rows; on the CPU.
-            rollout_state: the memory at the end of the rollout, for the metrics.
-            check_cancelled: called between minibatches; what it raises ends the update.
+        Advantages, value targets and both scales are computed here, once, however many updates
+        follow. The reward normaliser puts the raw rewards on scale and learns from them.
         """
         batch = self.buffer.batch()
         if self.buffer.num_rows == 0:
-            metrics = self._metrics(_BeforeUpdate(), UpdateTrace(), rollout_state)
-            self.buffer.reset()
-            return metrics
+            return PreparedRound()
         advantages = self.estimate_advantages(reward_normalizer)
         before = self._measure(batch, advantages)
         self.value_normalizer.update(advantages.returns, batch.valid)
@@ -139,19 +141,41 @@ class PPOAgent:
             value_targets=self.value_normalizer.normalize(advantages.returns),
             config=self.config,
         )
-        trace = run_update(
-            self.network,
-            self.optimizer,
-            prepared,
-            config=self.config,
-            weights=coefficients_at(self.config, self.num_updates),
-            generator=generator,
-            check_cancelled=check_cancelled,
-        )
-        metrics = self._metrics(before, trace, rollout_state)
+        return PreparedRound(batch=prepared, before=before)
+
+    def update(
+        self,
+        prepared: PreparedRound,
+        *,
+        generator: torch.Generator,
+        rollout_state: LstmState | None = None,
+        check_cancelled: Callable[[], None] | None = None,
+    ) -> PPOMetrics:
+        """Make one PPO update on a prepared round; ratios compare with the rollout's own policy.
+
+        Args:
+            prepared: the round.
+            generator: decides the order of env rows; on the CPU.
+            rollout_state: the memory at the end of the rollout, for the metrics.
+            check_cancelled: called between minibatches; what it raises ends the update.
+        """
+        trace = UpdateTrace()
+        if prepared.batch is not None:
+            trace = run_update(
+                self.network,
+                self.optimizer,
+                prepared.batch,
+                config=self.config,
+                weights=coefficients_at(self.config, self.num_updates),
+                generator=generator,
+                check_cancelled=check_cancelled,
+            )
+        return self._metrics(prepared.before, trace, rollout_state)
+
+    def finish_round(self, metrics: PPOMetrics) -> None:
+        """Move the schedules on, if the round's updates learned anything, and empty the buffer."""
         self.num_updates += metrics.has_learned
         self.buffer.reset()
-        return metrics
 
     def estimate_advantages(self, reward_normalizer: RewardNormalizer) -> Advantages:
         """Return what the finished round was worth; the normaliser learns from it once."""
@@ -275,6 +299,7 @@ class PPOAgent:
             value_coef=weights.value,
             has_low_return_variance=before.has_low_return_variance,
             is_advantage_std_floored=before.is_advantage_std_floored,
+            num_updates=1,
             num_optimizer_steps=trace.num_optimizer_steps,
             num_finiteness_skips=trace.num_finiteness_skips,
             nan_gradient_count=trace.nan_gradient_count,

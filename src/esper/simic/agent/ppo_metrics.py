@@ -62,6 +62,11 @@ def last_of(values: Sequence[T]) -> T:
     return values[-1]
 
 
+def last_measured_of(values: Sequence[T | None]) -> T | None:
+    """Return the last that was measured."""
+    return next((value for value in reversed(values) if value is not None), None)
+
+
 def joined(values: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return every name once, in order of appearance."""
     return tuple(dict.fromkeys(name for names in values for name in names))
@@ -149,30 +154,30 @@ class HeadMetrics:
 class ReturnMetrics:
     """A round's values, returns and advantages before the first optimizer step."""
 
-    explained_variance: Mean
-    value_nrmse: Mean
-    value_return_correlation: Mean
-    value_mean: Mean
-    value_std: Max
-    value_min: Min
-    value_max: Max
-    td_error_mean: Mean
-    td_error_std: Mean
-    bellman_error: Mean
-    return_mean: Mean
-    return_std: Mean
-    return_p10: Mean
-    return_p50: Mean
-    return_p90: Mean
-    return_skewness: Mean
-    advantage_mean: Mean
-    advantage_std: Mean
-    advantage_skewness: Mean
-    advantage_kurtosis: Mean
-    advantage_positive_fraction: Mean
-    return_variance: Mean
-    forced_fraction: Mean
-    q_spread: Mean
+    explained_variance: float | None
+    value_nrmse: float | None
+    value_return_correlation: float | None
+    value_mean: float | None
+    value_std: float | None
+    value_min: float | None
+    value_max: float | None
+    td_error_mean: float | None
+    td_error_std: float | None
+    bellman_error: float | None
+    return_mean: float | None
+    return_std: float | None
+    return_p10: float | None
+    return_p50: float | None
+    return_p90: float | None
+    return_skewness: float | None
+    advantage_mean: float | None
+    advantage_std: float | None
+    advantage_skewness: float | None
+    advantage_kurtosis: float | None
+    advantage_positive_fraction: float | None
+    return_variance: float | None
+    forced_fraction: float | None
+    q_spread: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,24 +188,26 @@ class PPOMetrics:
     """None when no optimizer step was taken."""
     heads: Annotated[Mapping[Head, HeadMetrics], reduced_heads]
     """Empty when no optimizer step was taken."""
-    returns: Annotated[ReturnMetrics | None, reduced_if_any]
-    """None when the round had no row."""
+    returns: First[ReturnMetrics | None]
+    """Of the rollout, which all updates of a round share; None when the round had no row."""
     op_q_values: First[tuple[float, ...]]
     """Mean over the envs' first steps, in the order of ops; empty when the round had no row."""
-    lstm_update: Last[LstmHealth | None]
+    lstm_update: Annotated[LstmHealth | None, last_measured_of]
     lstm_rollout: Last[LstmHealth | None]
     learning_rate: Last[float]
     entropy_coef: Last[float]
     value_coef: Last[float]
     has_low_return_variance: Flag
     is_advantage_std_floored: Flag
+    num_updates: Count
     num_optimizer_steps: Count
     num_finiteness_skips: Count
     nan_gradient_count: Count
     inf_gradient_count: Count
-    usable_steps: Count
-    rollback_count: Count
-    rollback_steps_forfeited: Count
+    usable_steps: First[int]
+    """Of the rollout, as are the next two."""
+    rollback_count: First[int]
+    rollback_steps_forfeited: First[int]
     kl_stop_epoch: Annotated[int | None, min_of]
     """The inner epoch in which the KL stop ended the update; None when it ran to its end."""
     kl_divergence: Max

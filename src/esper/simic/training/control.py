@@ -6,7 +6,6 @@ Everything here runs on the control thread, one call after another.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ from esper.leyline.rewards import HackingSuspicion, RewardComponents
 from esper.leyline.signals import TrainingSignals
 from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.rewards.scheme import RewardScheme
-from esper.simic.seed_management import aggregate_ppo_metrics, run_ppo_updates
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.policy_controller import PolicyController, StepFacts
 from esper.simic.training.reward_ledger import EpisodeLedger, rollback_penalty
@@ -69,6 +67,8 @@ class Control:
     num_steps: int
     death_penalty: float
     success_accuracy_pct: float
+    updates_per_round: int
+    """PPO updates of a controller that learns."""
     check_cancelled: Callable[[], None]
     ledgers: list[EpisodeLedger] = field(default_factory=list)
     tally: RoundTally = field(default_factory=RoundTally)
@@ -178,8 +178,7 @@ class Control:
         learner, began_s = self.learner, time.perf_counter()
         metrics = None
         if learner is not None:
-            update = partial(learner.learn, self.check_cancelled)
-            metrics = aggregate_ppo_metrics(run_ppo_updates(update))
+            metrics = learner.learn(self.updates_per_round, self.check_cancelled)
         return RoundResult(
             episodes=tuple(self._episodes[env_id] for env_id in range(self.num_envs)),
             metrics=metrics,

@@ -90,6 +90,7 @@ def build_control(plan: Plan) -> Control:
         num_steps=config.max_epochs,
         death_penalty=config.governor.death_penalty,
         success_accuracy_pct=plan.task.success_accuracy_pct,
+        updates_per_round=config.ppo_updates_per_batch,
         check_cancelled=plan.stop.checkpoint,
     )
 

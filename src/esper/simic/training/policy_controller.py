@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from esper.leyline.errors import ContractError
 from esper.leyline.messages import DecisionDetail, PenaltyOutcome
 from esper.leyline.payloads import HeadChoice
 from esper.leyline.streams import StreamPurpose, stream_seed
-from esper.simic.agent.ppo_agent import PPOAgent
+from esper.simic.agent.ppo_agent import PPOAgent, PreparedRound
 from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.agent.rollout_buffer import StepRows
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
+from esper.simic.seed_management import aggregate_ppo_metrics, run_ppo_updates
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.tamiyo.controllers.protocol import Choice, Situation
 from esper.tamiyo.features import ObservationBatch
@@ -155,13 +157,25 @@ class PolicyController:
         values = self.agent.bootstrap_values(obs, blueprints, self.lstm_state.select(rows))
         buffer.set_bootstrap_values(targets, values)
 
-    def learn(self, check_cancelled: Callable[[], None]) -> PPOMetrics:
-        """Learn from the finished round."""
-        source = stream_seed(self.seed, purpose=StreamPurpose.UPDATE, round=self._round_index)
+    def learn(self, num_updates: int, check_cancelled: Callable[[], None]) -> PPOMetrics:
+        """Learn from the finished round in up to `num_updates` updates; normalisers learn once."""
         if self._raw_obs:
             self.obs_normalizer.update(torch.cat(self._raw_obs).to(self.agent.device))
+        prepared = self.agent.prepare_round(self.reward_normalizer)
+        update = partial(self._update, prepared, check_cancelled)
+        metrics = aggregate_ppo_metrics(run_ppo_updates(update, num_updates))
+        self.agent.finish_round(metrics)
+        return metrics
+
+    def _update(
+        self, prepared: PreparedRound, check_cancelled: Callable[[], None], index: int
+    ) -> PPOMetrics:
+        # The first update's stream is the round's own, whether or not others follow.
+        source = stream_seed(
+            self.seed, purpose=StreamPurpose.UPDATE, round=self._round_index, step=index or None
+        )
         return self.agent.update(
-            self.reward_normalizer,
+            prepared,
             generator=torch.Generator().manual_seed(source),
             rollout_state=self.lstm_state,
             check_cancelled=check_cancelled,

@@ -244,6 +244,7 @@ def train_ppo_vectorized(
     clip_ratio: float = DEFAULTS.clip_ratio,
     gamma: float = DEFAULTS.gamma,
     gae_lambda: float = DEFAULTS.gae_lambda,
+    ppo_updates_per_batch: int = DEFAULTS.ppo_updates_per_batch,
     recurrent_n_epochs: int = DEFAULTS.recurrent_n_epochs,
     target_kl: float | None = DEFAULTS.target_kl,
     policy_max_grad_norm: float = DEFAULTS.policy_max_grad_norm,
