@@ -96,6 +96,16 @@ def test_an_envs_masks_do_not_depend_on_its_neighbours(
             assert torch.equal(getattr(together, name)[env_index], getattr(alone, name)[0])
 
 
+@settings(max_examples=60, deadline=None)
+@given(envs, rules)
+def test_legal_ops_of_one_env_are_its_row_of_the_op_mask(
+    reports: tuple[SeedReport, ...], rules: ActionRules
+) -> None:
+    masker = ActionMasker(rules)
+
+    assert list(masker.legal_ops(reports)) == masker.masks([reports]).op[0].tolist()
+
+
 def test_masks_have_the_shapes_the_policy_expects() -> None:
     masks = ActionMasker(RULES).masks([(), ()])
     shapes = {name: tuple(getattr(masks, name).shape) for name in ActionMasks.__dataclass_fields__}

@@ -15,6 +15,7 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvOutcome,
+    LstmRow,
     Phase,
     StepDecision,
 )
@@ -155,6 +156,8 @@ class NotingWork:
             tick_events=(),
             reports=(),
             num_auto_prunes=0,
+            lstm_hidden=LstmRow(index=env.env_id),
+            slots=(),
         )
 
     def release(self, env: NotedEnv) -> None:

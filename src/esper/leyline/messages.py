@@ -10,10 +10,11 @@ import msgspec
 
 from esper.leyline.actions import ActionOutcome, ActionSpec
 from esper.leyline.attribution import AttributionEvidence
-from esper.leyline.payloads import CoalitionResult, HeadChoice, Payload
+from esper.leyline.payloads import CoalitionResult, HeadChoice, Payload, SlotActivity
 from esper.leyline.reports import EpisodeRecord, SeedReport
 from esper.leyline.rewards import RewardComponents
 from esper.leyline.signals import TrainingSignals
+from esper.leyline.stages import Stage
 
 __all__ = [
     "ActionExecutionResult",
@@ -22,6 +23,7 @@ __all__ = [
     "EnvFailure",
     "EnvOutcome",
     "EnvTestResult",
+    "LstmRow",
     "Panic",
     "PanicReason",
     "PenaltyOutcome",
@@ -151,6 +153,10 @@ class RollbackReport(msgspec.Struct, frozen=True, kw_only=True):
 
     panic: Panic
     pruned_slots: tuple[str, ...]
+    active_slot: str | None
+    """The slot whose seed was furthest on its way; None without one."""
+    active_stage: Stage
+    """The stage of that seed; DORMANT without one."""
 
 
 class PenaltyOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +166,14 @@ class PenaltyOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The step that took it; None when the segment had none."""
     num_steps_forfeited: int
     """Steps of the segment whose reward is lost, the blamed one included."""
+
+
+class LstmRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An env's row of the policy's recurrent state, whose numbers control owns."""
+
+    index: int
+    num_steps: int = 0
+    """Decisions that the row has to remember; 0 makes control zero it."""
 
 
 class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +190,9 @@ class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """After the tick: what the next step would start from."""
     num_auto_prunes: int
     """Prunes that the governor made."""
+    lstm_hidden: LstmRow
+    slots: tuple[SlotActivity, ...]
+    """Sums over the episode so far, in action order; this step's reward is not known yet."""
 
 
 class ActionExecutionResult(msgspec.Struct, kw_only=True):

@@ -360,6 +360,10 @@ class GovernorRollback(Payload, frozen=True, kw_only=True):
     blamed_step: int | None
     num_steps_forfeited: int
     pruned_slots: tuple[str, ...]
+    active_slot: str | None = None
+    """The slot whose seed was furthest on its way when the host was lost; None without one."""
+    active_stage: str | None = None
+    """The stage of that seed."""
 
 
 class MorphologyCausalLog(Payload, frozen=True, kw_only=True):
@@ -454,11 +458,24 @@ class BatchStats(Payload, frozen=True, kw_only=True):
     skip_reason: str | None
 
 
+class SlotActivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was done to one slot, and what the steps that did it earned."""
+
+    slot_id: str
+    num_decided: int
+    """Ops that were carried out on the slot; vetoed ones count as waiting."""
+    num_succeeded: int
+    reward: Measured
+    """Sum of the raw rewards of those steps, before a rollback's penalty."""
+
+
 class ActionDistribution(Payload, frozen=True, kw_only=True):
     """How often each op was decided and how often it succeeded, over a round."""
 
     counts: dict[str, int]
     successes: dict[str, int]
+    slots: tuple[SlotActivity, ...] = ()
+    """In action order, over all envs."""
 
 
 class MaskHitRates(Payload, frozen=True, kw_only=True):

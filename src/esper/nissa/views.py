@@ -83,6 +83,18 @@ _ROWS: Final = (
         ),
     ),
     View(
+        name="slot_actions",
+        question="how often was each slot acted on in each round, with what success and reward?",
+        sql=(
+            f"SELECT {_SCOPE}, item->>'slot_id' AS slot_id, "
+            "CAST(item->>'num_decided' AS BIGINT) AS num_decided, "
+            "CAST(item->>'num_succeeded' AS BIGINT) AS num_succeeded, "
+            "CAST(item->>'reward' AS DOUBLE) AS reward "
+            "FROM (SELECT *, unnest(CAST(data->'slots' AS JSON[])) AS item FROM lines "
+            f"WHERE event_type = '{_T.ACTION_DISTRIBUTION}')"
+        ),
+    ),
+    View(
         name="rewards",
         question="which components made up each step's reward?",
         sql=(

@@ -101,6 +101,11 @@ class ActionMasker:
             alpha_curve=_open(num_envs, CurveChoice),
         )
 
+    def legal_ops(self, reports: Sequence[SeedReport]) -> tuple[bool, ...]:
+        """Return which ops one env may choose, as plain values."""
+        slots = self._gather(1, locate_reports([reports], self._slot_index))
+        return tuple(bool(op.any()) for op in self._slot_by_op(slots)[0])
+
     def _gather(self, num_envs: int, located: LocatedReports) -> _Slots:
         shape = (num_envs, len(self.rules.slot_ids))
         where = (located.env_indices, located.slot_indices)

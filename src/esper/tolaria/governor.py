@@ -12,7 +12,7 @@ from esper.leyline.actions import ActionSpec, Op
 from esper.leyline.config import GovernorConfig
 from esper.leyline.errors import ContractError
 from esper.leyline.legality import ActionRules, illegality
-from esper.leyline.messages import Panic, RollbackReport
+from esper.leyline.messages import Panic
 from esper.leyline.reports import SeedReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import Stage
@@ -81,10 +81,11 @@ class Governor:
                 elif not is_suspect:
                     self._weights[name].copy_(value)
 
-    def roll_back(self, panic: Panic) -> RollbackReport:
-        """Prune every seed on its way and restore the snapshot; parameters stay the same objects.
+    def roll_back(self, panic: Panic) -> tuple[str, ...]:
+        """Prune every seed on its way and restore the snapshot; return the slots that were pruned.
 
-        The caller clears the optimizers, whose moments belong to the weights that are gone.
+        Parameters stay the same objects. The caller clears the optimizers, whose moments belong to
+        the weights that are gone.
         """
         cause = PruneCause(reason=f"governor_{panic.reason}", initiator="governor")
         pruned = tuple(
@@ -98,7 +99,7 @@ class Governor:
             for name, value in current.items():
                 value.copy_(self._weights[name])
         self.signs = after_rollback(self.signs)
-        return RollbackReport(panic=panic, pruned_slots=pruned)
+        return pruned
 
     def _guarded_weights(self) -> dict[str, Tensor]:
         fossils = tuple(

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 from tests.simic.rewards.builders import scheme
 from tests.tamiyo.states import SLOTS, make_signals
@@ -14,6 +15,7 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvOutcome,
+    LstmRow,
     Panic,
     PanicReason,
     Phase,
@@ -24,6 +26,7 @@ from esper.leyline.messages import (
     StepRecord,
 )
 from esper.leyline.rewards import LossRewardConfig, RewardFamily
+from esper.leyline.stages import Stage
 from esper.leyline.telemetry import Draft
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
@@ -156,6 +159,8 @@ def env_outcome(evidence: EnvEvidence, action: ActionSpec | None = None, **chang
         "tick_events": (),
         "reports": evidence.reports,
         "num_auto_prunes": 0,
+        "lstm_hidden": LstmRow(index=evidence.env_id),
+        "slots": (),
     }
     return EnvOutcome(**{**facts, **changes})
 
@@ -168,7 +173,9 @@ def rolled_back(evidence: EnvEvidence, **changes) -> EnvOutcome:
         succeeded=False,
         was_rolled_back=True,
     )
-    report = RollbackReport(panic=NAN_PANIC, pruned_slots=())
+    report = RollbackReport(
+        panic=NAN_PANIC, pruned_slots=(), active_slot=None, active_stage=Stage.DORMANT
+    )
     return env_outcome(evidence, **{"outcome": outcome, "rollback": report, **changes})
 
 
@@ -188,6 +195,8 @@ class Play:
     decisions: list[StepDecision] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
+    remembered: dict[int, int] = field(default_factory=dict)
+    """Steps since an env's last rollback."""
 
     def step(
         self,
@@ -223,6 +232,7 @@ class Play:
             if env_id not in self.gone
         }
         done |= dict(outcomes or {})
+        done = {env_id: self._with_memory(env) for env_id, env in done.items()}
         cut = [
             env_id
             for env_id, env in sorted(done.items())
@@ -245,6 +255,13 @@ class Play:
         self.decisions.append(decision)
         self.drafts += step_events(seen, decision, outcome, record, rules=STEP_RULES)
         return record
+
+    def _with_memory(self, outcome: EnvOutcome) -> EnvOutcome:
+        """Let the env remember its steps as a real one does."""
+        before, env_id = self.remembered.get(outcome.env_id, 0), outcome.env_id
+        self.remembered[env_id] = 0 if outcome.rollback is not None else before + 1
+        row = LstmRow(index=env_id, num_steps=self.remembered[env_id])
+        return msgspec.structs.replace(outcome, lstm_hidden=row)
 
     def finish(self, **last_step) -> "Play":
         """Play the rest of the round."""

@@ -164,7 +164,6 @@ def context_for(
     *,
     fences: Sequence[Fence] = (),
     uses_scaler: bool = False,
-    lstm: Any = None,
     build_host: Any = None,
     run_seed: int = 7,
     **config: Any,
@@ -177,7 +176,6 @@ def context_for(
         build_host=build_host,
         fences=tuple(fences) or tuple(CpuFence() for _ in range(training.n_envs)),
         uses_scaler=uses_scaler,
-        lstm=lstm,
         run_seed=run_seed,
     )
 

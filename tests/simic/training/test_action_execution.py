@@ -176,16 +176,16 @@ def test_an_env_that_raises_is_named_and_the_others_of_its_lane_go_on(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, twin = world_of(n_envs=3), world_of(n_envs=3)
-    model, masks, beats = world.envs[1].model, ActionMasker.masks, []
+    model, legal_ops, beats = world.envs[1].model, ActionMasker.legal_ops, []
 
     def refuse(*_: object) -> NoReturn:
         raise EnvFaultError("torn", slot_id="r0c0")
 
     def refuse_the_second(masker: ActionMasker, reports: Sequence[Any]) -> Any:
-        return refuse() if len(beats) == 1 else masks(masker, reports)
+        return refuse() if len(beats) == 1 else legal_ops(masker, reports)
 
     if where == "masks":
-        monkeypatch.setattr(ActionMasker, "masks", refuse_the_second)
+        monkeypatch.setattr(ActionMasker, "legal_ops", refuse_the_second)
     else:
         monkeypatch.setattr(model, {"action": "germinate", "tick": "tick"}[where], refuse)
     actions = (WAIT, germination("r0c0"), germination("r0c1"))

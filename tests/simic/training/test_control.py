@@ -355,7 +355,7 @@ def test_a_controller_that_does_not_learn_leaves_no_metrics() -> None:
 
     assert result.metrics is None
     assert result.reward_std is None
-    assert result.tally.action_distribution().counts["WAIT"] == NUM_ENVS * NUM_STEPS
+    assert result.tally.action_distribution(()).counts["WAIT"] == NUM_ENVS * NUM_STEPS
 
 
 def test_learning_takes_the_finished_round_and_empties_the_rollout() -> None:

@@ -1,16 +1,15 @@
 """One env's state: sums over a pass, its row of the policy's memory, its seed that is furthest."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from tests.simic.training.envs import SLOTS, context_for, grow, world_of
 
+from esper.leyline.messages import LstmRow
 from esper.leyline.stages import Stage
 from esper.simic.training.env_factory import create_env_state
 from esper.simic.training.parallel_env_state import Accumulators
-from esper.tamiyo.network import LstmState
 from esper.tolaria.fences import CpuFence
 
 
@@ -69,31 +68,16 @@ def test_a_validation_pass_has_one_sum_per_ablation() -> None:
     assert env.val.loss.shape == env.val.correct.shape == (5,)
 
 
-@dataclass(eq=False)
-class Memory:
-    """Takes the place of the controller that owns the policy's memory."""
-
-    lstm_state: LstmState
-    forgotten: list[int] = field(default_factory=list)
-
-    def forget(self, env_ids: Iterable[int]) -> None:
-        self.forgotten += env_ids
-
-
-def test_an_env_shows_its_row_of_the_policys_memory_and_can_have_it_emptied() -> None:
-    h = torch.arange(6.0).reshape(3, 2)
-    memory = Memory(LstmState(h=h, c=-h))
-    env = create_env_state(context_for(n_envs=3, lstm=memory), 0, 1)
-    assert env.lstm_hidden is not None
-    assert [row.tolist() for row in env.lstm_hidden] == [[2.0, 3.0], [-2.0, -3.0]]
-    env.reset_lstm_hidden()
-    assert memory.forgotten == [1]
-
-
-def test_where_nobody_remembers_there_is_nothing_to_forget() -> None:
-    env = world_of().env
-    assert env.lstm_hidden is None
-    env.reset_lstm_hidden()
+def test_an_env_knows_how_much_the_policy_remembers_of_it() -> None:
+    world = world_of(n_envs=2)
+    assert [env.lstm_hidden for env in world.envs] == [LstmRow(index=0), LstmRow(index=1)]
+    for num_steps in (1, 2):
+        first, second = world.wait()
+        assert first.lstm_hidden == LstmRow(index=0, num_steps=num_steps)
+        assert second.lstm_hidden == LstmRow(index=1, num_steps=num_steps)
+    world.envs[1].reset_lstm_hidden()
+    first, second = world.wait()
+    assert (first.lstm_hidden.num_steps, second.lstm_hidden.num_steps) == (3, 1)
 
 
 def test_the_active_slot_is_the_one_whose_seed_is_furthest_fossils_aside() -> None:

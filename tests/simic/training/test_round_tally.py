@@ -31,7 +31,7 @@ def test_decisions_are_counted_as_chosen_and_successes_as_they_came_out() -> Non
     for outcome in (env_outcome(evidence, outcome=vetoed), env_outcome(evidence, prune)):
         tally.add_outcome(outcome)
 
-    distribution = tally.action_distribution()
+    distribution = tally.action_distribution(())
 
     assert distribution.counts == {op.name: 2 * (op is Op.PRUNE) for op in Op}
     assert distribution.successes["PRUNE"] == 1

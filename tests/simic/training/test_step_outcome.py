@@ -6,11 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.simic.training.small_runs import SmallRun, lively_run, lose_envs
+from tests.simic.training.small_runs import SmallRun, break_envs, lively_run, lose_envs
 
+from esper.leyline.messages import Phase
 from esper.leyline.telemetry import EventType
+from esper.nissa.journal import EVENTS_FILE
+from esper.nissa.query import query_logs
 from esper.simic.training import env_work
 from esper.simic.training.action_execution import execute_actions
+from esper.simic.training.parallel_env_state import ParallelEnvState
 
 NUM_ENVS, NUM_STEPS = 4, 6
 
@@ -18,7 +22,8 @@ NUM_ENVS, NUM_STEPS = 4, 6
 def run_four(directory: Path, num_lanes: int = 1, **training: object) -> SmallRun:
     shape = {"n_envs": NUM_ENVS, "max_epochs": NUM_STEPS, "n_episodes": 1}
     # A value head of the smallest task's width has one hidden unit, which may be dead.
-    return lively_run(directory, run={"lanes": num_lanes}, **shape, lstm_hidden_dim=64, **training)
+    settings = {**shape, "lstm_hidden_dim": 64, **training}
+    return lively_run(directory, run={"lanes": num_lanes}, **settings)
 
 
 def change_results(patch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
@@ -139,3 +144,104 @@ def test_a_rolled_back_env_names_no_target(tmp_path: Path, monkeypatch: pytest.M
 
     assert run.error is None
     assert sorted(named) == [(env, NUM_STEPS - 1) for env in (0, 1, 3)]
+
+
+# --- What envs keep of their episode -------------------------------------------------------------
+
+
+def sums_by_slot(run: SmallRun, round_index: int) -> dict[str, tuple[int, int, float]]:
+    """Add up, decision by decision, what was done to each slot in a round."""
+    sums = dict.fromkeys(("r0c0", "r0c1"), (0, 0, 0.0))
+    for event in run.of(EventType.LAST_ACTION):
+        action: Any = event.data
+        if event.round == round_index and action.effective_op != "WAIT":
+            decided, succeeded, reward = sums[action.slot_id]
+            sums[action.slot_id] = (
+                decided + 1,
+                succeeded + action.succeeded,
+                reward + action.reward,
+            )
+    return sums
+
+
+def check_slot_sums(run: SmallRun) -> None:
+    rounds: list[Any] = run.data(EventType.ACTION_DISTRIBUTION)
+    assert len(rounds) == 2
+    for round_index, data in enumerate(rounds):
+        told = {it.slot_id: (it.num_decided, it.num_succeeded, it.reward) for it in data.slots}
+        expected = sums_by_slot(run, round_index)
+        assert list(told) == ["r0c0", "r0c1"]
+        assert told == {
+            slot_id: (decided, succeeded, pytest.approx(reward, abs=1e-9))
+            for slot_id, (decided, succeeded, reward) in expected.items()
+        }
+        assert sum(decided for decided, _, _ in told.values()) > 0
+
+
+def test_a_round_tells_decisions_successes_and_reward_of_each_slot(tmp_path: Path) -> None:
+    check_slot_sums(run_four(tmp_path, num_lanes=2, n_episodes=2, max_epochs=12))
+
+
+def test_sums_of_slots_include_envs_that_were_rolled_back_or_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_envs(monkeypatch, {(0, 5), (1, 11)})
+    break_envs(monkeypatch, Phase.APPLY, {(2, 7)})
+    break_envs(monkeypatch, Phase.TRAIN, {(3, 8)})
+    check_slot_sums(run_four(tmp_path, num_lanes=2, n_episodes=2, max_epochs=12))
+
+
+def test_sums_of_slots_can_be_queried(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    run = run_four(tmp_path, n_episodes=2, max_epochs=12)
+    rows = query_logs(
+        [run.directory / EVENTS_FILE],
+        "SELECT round, slot_id, num_decided, num_succeeded, reward FROM slot_actions "
+        "ORDER BY round, slot_id",
+    ).rows
+
+    assert [row[:4] for row in rows] == [
+        (round_index, slot_id, decided, succeeded)
+        for round_index in range(2)
+        for slot_id, (decided, succeeded, _) in sums_by_slot(run, round_index).items()
+    ]
+
+
+def test_a_rollback_names_the_seed_that_was_furthest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_envs(monkeypatch, {(env, step) for env in range(4) for step in (6, 9)})
+    run = run_four(tmp_path, max_epochs=12)
+    told = run.of(EventType.GOVERNOR_ROLLBACK)
+    assert len(told) == 8
+    seeds = {
+        (event.env_id, event.step): event.data.seeds for event in run.of(EventType.EPOCH_COMPLETED)
+    }
+    for event in told:
+        data: Any = event.data
+        here = {seed.slot_id: seed for seed in seeds[event.env_id, event.step]}
+        if data.active_slot is None:
+            assert data.active_stage is None
+            assert not data.pruned_slots
+        else:
+            assert data.active_slot in data.pruned_slots
+            assert here[data.active_slot].stage == data.active_stage
+    assert any(event.data.active_slot for event in told)
+
+
+def test_control_zeroes_the_memory_of_an_env_because_the_env_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_envs(monkeypatch, {(1, 3)})
+    assert run_four(tmp_path / "plain").error is None
+    reset = ParallelEnvState.reset_lstm_hidden
+
+    def reset_once(env: ParallelEnvState) -> None:
+        if not hasattr(env, "lstm_hidden"):
+            reset(env)
+
+    monkeypatch.setattr(ParallelEnvState, "reset_lstm_hidden", reset_once)
+
+    run = run_four(tmp_path / "kept")
+
+    assert "env 1: the policy's memory spans 3 steps, the open segment 0" in str(run.error)

@@ -73,7 +73,7 @@ def test_anomaly_streaks_go_on_after_a_resume(
 def test_a_run_that_is_told_to_stop_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: PolicyController, check_cancelled: object) -> None:
+    def interrupted(self: PolicyController, *_: object) -> None:
         raise InterruptedRunError("received SIGINT")
 
     monkeypatch.setattr(PolicyController, "learn", interrupted)

@@ -230,6 +230,11 @@ class RolloutBuffer:
         self._rows.bootstrap_values[envs, steps] = values.to(self._rows.values)
         self._awaiting_bootstrap.difference_update(targets)
 
+    def num_open_steps(self, env_id: int) -> int:
+        """Return how many steps the env's open segment has; 0 when none is open."""
+        since = self._open_since[env_id]
+        return 0 if since is None else self._last_rows[env_id] + 1 - since
+
     def batch(self) -> RolloutBatch:
         """Return the finished round."""
         unfinished = [env for env, since in enumerate(self._open_since) if since is not None]

@@ -225,6 +225,8 @@ def _emit_rollback(
         blamed_step=penalty.blamed_step,
         num_steps_forfeited=penalty.num_steps_forfeited,
         pruned_slots=rollback.pruned_slots,
+        active_slot=rollback.active_slot,
+        active_stage=None if rollback.active_slot is None else rollback.active_stage.name,
     )
     emit(Draft(payload, scope))
 

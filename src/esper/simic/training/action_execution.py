@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from esper.leyline.actions import (
     HEADS,
     ActionOutcome,
@@ -32,7 +34,6 @@ from esper.simic.control.context import HandlerContext
 from esper.simic.control.handlers import HANDLERS
 from esper.simic.seed_management import resolve_target_slot
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.simic.training.round_tally import materialize_legality
 from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.containment import Place, contained
 from esper.tolaria.governor import preflight
@@ -104,12 +105,12 @@ def _add_target(
     masker: ActionMasker,
 ) -> None:
     """Name an env whose episode is cut off, with everything that its value is estimated from."""
-    (legal_ops,) = materialize_legality(masker.masks([reports]))
+    legal_ops = masker.legal_ops(reports)
     result.truncated_bootstrap_targets.append((env.env_idx, step))
     # Nothing was measured since the validation: the tick changes slots, not signals.
     result.post_action_signals.append(env.seen.signals)
     result.post_action_slot_reports.append(reports)
-    result.post_action_masks.append(tuple(legal_ops))
+    result.post_action_masks.append(legal_ops)
 
 
 def _act(env: ParallelEnvState, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
@@ -156,8 +157,15 @@ def _carry_out(env: ParallelEnvState, action: ActionSpec) -> str | None:
 
 def _roll_back(env: ParallelEnvState, panic: Panic, decision: StepDecision) -> EnvOutcome:
     action = ActionSpec(slot_id=env.model.slot_config.slot_ids[0])
+    active_slot, active_stage = env.active_slot, env.seed_stage
     with env.fence.entered(is_training=True):
-        report = env.governor.roll_back(panic)
+        pruned_slots = env.governor.roll_back(panic)
+    report = RollbackReport(
+        panic=panic,
+        pruned_slots=pruned_slots,
+        active_slot=active_slot,
+        active_stage=active_stage,
+    )
     # The moments belong to weights that are gone and would drive the host off again.
     env.host_optimizer.state.clear()
     env.seed_optimizers.forget_moments()
@@ -177,6 +185,11 @@ def _end_step(
 ) -> EnvOutcome:
     env.model.tick()
     env.seed_optimizers.follow(env.model)
+    if rollback is None:
+        row = env.lstm_hidden
+        env.lstm_hidden = msgspec.structs.replace(row, num_steps=row.num_steps + 1)
+    else:
+        env.reset_lstm_hidden()
     return EnvOutcome(
         env_id=env.env_idx,
         outcome=outcome,
@@ -185,6 +198,8 @@ def _end_step(
         tick_events=env.take_outbox(),
         reports=env.reports,
         num_auto_prunes=0 if rollback is None else len(rollback.pruned_slots),
+        lstm_hidden=env.lstm_hidden,
+        slots=env.slot_activity(),
     )
 
 

@@ -22,7 +22,7 @@ from esper.leyline.messages import (
     StepOutcome,
     StepRecord,
 )
-from esper.leyline.payloads import Payload, RewardHackingSuspected
+from esper.leyline.payloads import Payload, RewardHackingSuspected, SlotActivity
 from esper.leyline.reports import EpisodeRecord, SeedReport
 from esper.leyline.rewards import HackingSuspicion, RewardComponents
 from esper.leyline.signals import TrainingSignals
@@ -31,7 +31,11 @@ from esper.simic.rewards.scheme import RewardScheme
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.policy_controller import PolicyController, StepFacts
 from esper.simic.training.reward_ledger import EpisodeLedger, rollback_penalty
-from esper.simic.training.round_tally import RoundTally, materialize_legality
+from esper.simic.training.round_tally import (
+    RoundTally,
+    materialize_legality,
+    summed_activity,
+)
 from esper.tamiyo.controllers.protocol import Controller, Situation
 from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
 from esper.tamiyo.masks import ActionMasker
@@ -47,6 +51,8 @@ class RoundResult:
     metrics: PPOMetrics | None
     """None for a controller that does not learn."""
     tally: RoundTally
+    slots: tuple[SlotActivity, ...]
+    """What was done to each slot, over all envs."""
     reward_std: float | None
     rollback_attempts: int
     unattributed_penalties: int
@@ -183,6 +189,7 @@ class Control:
             episodes=tuple(self._episodes[env_id] for env_id in range(self.num_envs)),
             metrics=metrics,
             tally=self.tally,
+            slots=summed_activity([ledger.slots for ledger in self.ledgers], self.rules.slot_ids),
             reward_std=None if learner is None else float(learner.reward_normalizer.std),
             rollback_attempts=self._num_rollbacks,
             unattributed_penalties=self._num_unattributed,
@@ -219,6 +226,7 @@ class Control:
                 env_ids=[env_id for env_id, reward in enumerate(rewards) if reward is not None],
             ),
         )
+        learner.sync_memory([env.lstm_hidden for env in outcome.envs if env is not None])
 
     def _contributions(self, evidence: StepEvidence) -> tuple[Tensor, Tensor]:
         """Return what this very step measured of each slot, for the auxiliary predictor."""

@@ -15,7 +15,7 @@ from esper.leyline.config import TrainingConfig
 from esper.leyline.payloads import Payload
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.leyline.tasks import TaskSpec
-from esper.simic.training.parallel_env_state import LstmRows, ParallelEnvState
+from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.fences import Fence
 from esper.tolaria.governor import Governor
@@ -44,7 +44,6 @@ class EnvFactoryContext:
     """One per env, kept for the whole run."""
     uses_scaler: bool
     """Half precision needs its gradients scaled."""
-    lstm: LstmRows | None
     run_seed: int
 
 
@@ -71,7 +70,6 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
         scaler=torch.amp.GradScaler(fence.device.type) if context.uses_scaler else None,
         governor=Governor(model, config.governor, math.log(task.host.num_classes)),
         signal_tracker=SignalTracker(),
-        lstm=context.lstm,
         seed_generator=_generator(context, StreamPurpose.SEED_INIT, round_index, env_id),
         outbox=outbox,
     )

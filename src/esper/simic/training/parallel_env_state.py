@@ -1,35 +1,21 @@
 """One env: a host with its optimizers, governor and tracker, and what its passes accumulate."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers
-from esper.leyline.messages import EnvEvidence
-from esper.leyline.payloads import Payload
+from esper.leyline.messages import EnvEvidence, LstmRow
+from esper.leyline.payloads import Payload, SlotActivity
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
-from esper.tamiyo.network import LstmState
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.fences import Fence
 from esper.tolaria.governor import Governor
 
-__all__ = ["Accumulators", "GradientSample", "LstmRows", "ParallelEnvState"]
-
-
-class LstmRows(Protocol):
-    """Whoever owns the policy's memory of all envs."""
-
-    @property
-    def lstm_state(self) -> LstmState:
-        """Return the memory, one row per env."""
-
-    def forget(self, env_ids: Iterable[int]) -> None:
-        """Empty the memory of some envs."""
+__all__ = ["Accumulators", "GradientSample", "ParallelEnvState"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +76,6 @@ class ParallelEnvState:
     scaler: torch.amp.GradScaler | None
     governor: Governor
     signal_tracker: SignalTracker
-    lstm: LstmRows | None
     seed_generator: torch.Generator
     """Draws the parameters of every seed that germinates here."""
     outbox: list[Payload] = field(default_factory=list)
@@ -114,12 +99,16 @@ class ParallelEnvState:
     epoch_rewards: dict[str, float] = field(init=False)
     """Raw rewards of the steps that acted on each slot."""
     last_target: str | None = None
+    """The slot that the step before acted on, to which its reward belongs."""
+    lstm_hidden: LstmRow = field(init=False)
+    """How much the policy remembers of this env; control owns the tensors."""
 
     def __post_init__(self) -> None:
         """Refuse a stream without its device, and start with empty sums."""
         if self.stream is not None and self.device.type != "cuda":
             raise ValueError(f"env {self.env_idx}: a CUDA stream cannot serve {self.device}")
         self.init_accumulators()
+        self.reset_lstm_hidden()
 
     @property
     def stream(self) -> object | None:
@@ -145,18 +134,21 @@ class ParallelEnvState:
         """Start the sums of a validation pass over several configurations."""
         self.val = Accumulators.zeros(num_configs, self.device)
 
-    @property
-    def lstm_hidden(self) -> tuple[Tensor, Tensor] | None:
-        """Return what the policy remembers of this env; control owns it."""
-        if self.lstm is None:
-            return None
-        state = self.lstm.lstm_state
-        return state.h[self.env_idx], state.c[self.env_idx]
-
     def reset_lstm_hidden(self) -> None:
-        """Let the policy forget this env."""
-        if self.lstm is not None:
-            self.lstm.forget([self.env_idx])
+        """Let the policy's memory of this env start anew; control obeys with the step's outcome."""
+        self.lstm_hidden = LstmRow(index=self.env_idx)
+
+    def slot_activity(self) -> tuple[SlotActivity, ...]:
+        """Return the sums of the episode so far, slot by slot in action order."""
+        return tuple(
+            SlotActivity(
+                slot_id=slot_id,
+                num_decided=num_decided,
+                num_succeeded=self.epoch_successes[slot_id],
+                reward=self.epoch_rewards[slot_id],
+            )
+            for slot_id, num_decided in self.epoch_counts.items()
+        )
 
     @property
     def seen(self) -> EnvEvidence:

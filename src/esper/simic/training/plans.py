@@ -72,7 +72,6 @@ def env_context(plan: Plan) -> EnvFactoryContext:
         build_host=registered_task(config.task).build_host,
         fences=plan.fences,
         uses_scaler=amp_dtype(plan) is torch.float16,
-        lstm=plan.learner,
         run_seed=config.seed,
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_SPECS, HEADS, ActionSpec, Head, Op
 from esper.leyline.errors import ContractError
-from esper.leyline.messages import DecisionDetail, PenaltyOutcome
+from esper.leyline.messages import DecisionDetail, LstmRow, PenaltyOutcome
 from esper.leyline.payloads import HeadChoice
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.simic.agent.ppo_agent import PPOAgent, PreparedRound
@@ -129,10 +129,21 @@ class PolicyController:
         self._pending = None
 
     def punish(self, env_id: int, penalty: float) -> PenaltyOutcome:
-        """End an env's segment by a rollback and forget the env."""
-        outcome = self.agent.buffer.end_segment_with_penalty(env_id, penalty)
-        self.forget([env_id])
-        return outcome
+        """End an env's segment by a rollback."""
+        return self.agent.buffer.end_segment_with_penalty(env_id, penalty)
+
+    def sync_memory(self, rows: Sequence[LstmRow]) -> None:
+        """Zero the memory of envs that start anew; that of the others must span their segment."""
+        for row in rows:
+            num_open = self.agent.buffer.num_open_steps(row.index)
+            if row.num_steps != num_open:
+                raise ContractError(
+                    f"env {row.index}: the policy's memory spans {row.num_steps} steps, "
+                    f"the open segment {num_open}"
+                )
+        emptied = [row.index for row in rows if row.num_steps == 0]
+        if emptied:
+            self.forget(emptied)
 
     def give_up(self, env_id: int) -> None:
         """Take back what was learned of an env that broke."""

@@ -139,7 +139,7 @@ class Reporter:
         emit(Draft(_batch_stats(result), scope))
         self._emit_trend(drafts, figures)
         emit_batch_completed(emit, summary, num_episodes)
-        emit_action_distribution(emit, tally.action_distribution(), summary.round)
+        emit_action_distribution(emit, tally.action_distribution(result.slots), summary.round)
         emit_mask_hit_rates(emit, tally.mask_hit_rates(), summary.round)
         emit_reward_summary(
             emit,

@@ -4,9 +4,11 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from esper.leyline.actions import Op
 from esper.leyline.messages import EnvEvidence, EnvOutcome, PenaltyOutcome
-from esper.leyline.payloads import SeedFossilized, SeedGerminated, SeedPruned
+from esper.leyline.payloads import SeedFossilized, SeedGerminated, SeedPruned, SlotActivity
 from esper.leyline.reports import EpisodeRecord, EpisodeStatus
 from esper.leyline.rewards import RewardInputs, RewardMemory, RewardResult
 from esper.leyline.stages import Stage
@@ -58,13 +60,17 @@ class EpisodeLedger:
     is_restored: bool = False
     """The weights were put back since the last reward."""
     last_evidence: EnvEvidence | None = None
+    slots: tuple[SlotActivity, ...] = ()
+    """What the env reported of its slots, the last reward added."""
 
     def reward(self, evidence: EnvEvidence, outcome: EnvOutcome) -> RewardResult:
         """Return what a step has earned and take note of it."""
         if self.start_accuracy_pct is None:
             self.start_accuracy_pct = evidence.signals.val_accuracy_pct
-        result = compute_reward(self._inputs(evidence, outcome), self.scheme)
+        inputs = self._inputs(evidence, outcome)
+        result = compute_reward(inputs, self.scheme)
         self.memory = result.memory
+        self.slots = _credited(outcome.slots, inputs.target_slot, result.total)
         self.pending_auto_prunes, self.pending_credit = outcome.num_auto_prunes, 0.0
         self.is_restored = False
         self._note_scaffolds(evidence, outcome)
@@ -90,6 +96,7 @@ class EpisodeLedger:
         self.is_restored = True
         self.pending_auto_prunes += outcome.num_auto_prunes
         self.memory = memory_at(outcome.reports, self.scheme)
+        self.slots = outcome.slots
         self._count(outcome)
         self.last_evidence = evidence
         return PenaltyOutcome(
@@ -187,6 +194,18 @@ class EpisodeLedger:
                     self.scaffolds = without_beneficiary(self.scaffolds, slot_id)
                 case SeedFossilized():
                     self.num_fossilized += 1
+
+
+def _credited(
+    slots: tuple[SlotActivity, ...], target_slot: str | None, reward: float
+) -> tuple[SlotActivity, ...]:
+    """Add a step's reward to the slot that it acted on; its env learns of it a step later."""
+    return tuple(
+        msgspec.structs.replace(slot, reward=(slot.reward or 0.0) + reward)
+        if slot.slot_id == target_slot
+        else slot
+        for slot in slots
+    )
 
 
 def _param_ratio(evidence: EnvEvidence | None, outcome: EnvOutcome | None) -> float:

@@ -1,16 +1,16 @@
 """The round's tally: how often each op was legal, decided and successful, and what it earned."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from esper.leyline.actions import Op
 from esper.leyline.messages import EnvOutcome
-from esper.leyline.payloads import ActionDistribution, MaskHitRates
+from esper.leyline.payloads import ActionDistribution, MaskHitRates, SlotActivity
 from esper.leyline.rewards import RewardComponents
 from esper.tamiyo.mask_types import ActionMasks
 
-__all__ = ["RoundTally", "materialize_legality"]
+__all__ = ["RoundTally", "materialize_legality", "summed_activity"]
 
 
 @dataclass(eq=False, slots=True)
@@ -51,11 +51,12 @@ class RoundTally:
         fields = self.components.__struct_fields__
         return RewardComponents(**{name: share * getattr(self.components, name) for name in fields})
 
-    def action_distribution(self) -> ActionDistribution:
-        """Return how often each op was carried out and how often it succeeded."""
+    def action_distribution(self, slots: tuple[SlotActivity, ...]) -> ActionDistribution:
+        """Return how often each op was carried out and succeeded, and the sums of each slot."""
         return ActionDistribution(
             counts={op.name: self.counts[op.name] for op in Op},
             successes={op.name: self.successes[op.name] for op in Op},
+            slots=slots,
         )
 
     def mask_hit_rates(self) -> MaskHitRates:
@@ -65,6 +66,22 @@ class RoundTally:
             legal_counts={op.name: self.legal_counts[op.name] for op in Op},
             forced_count=self.forced_count,
         )
+
+
+def summed_activity(
+    envs: Iterable[Iterable[SlotActivity]], slot_ids: Sequence[str]
+) -> tuple[SlotActivity, ...]:
+    """Add up what was done to each slot over envs, in action order."""
+    found = [slot for env in envs for slot in env]
+    return tuple(
+        SlotActivity(
+            slot_id=slot_id,
+            num_decided=sum(slot.num_decided for slot in found if slot.slot_id == slot_id),
+            num_succeeded=sum(slot.num_succeeded for slot in found if slot.slot_id == slot_id),
+            reward=sum((slot.reward or 0.0) for slot in found if slot.slot_id == slot_id),
+        )
+        for slot_id in slot_ids
+    )
 
 
 def materialize_legality(masks: ActionMasks) -> list[list[bool]]:
