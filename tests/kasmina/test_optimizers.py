@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +31,6 @@ from esper.kasmina.optimizers import (
 )
 from esper.kasmina.seed import Ramp
 from esper.leyline.actions import Blueprint, Style, Topology
-from esper.leyline.errors import ContractError
 from esper.leyline.stages import Stage
 
 
@@ -69,6 +67,11 @@ def assert_equal_lists(left: list[torch.Tensor], right: list[torch.Tensor]) -> N
     assert all(torch.equal(*pair) for pair in zip(left, right, strict=True))
 
 
+def by_slot(seeds: SeedOptimizers) -> dict[str, torch.optim.SGD]:
+    """Return the optimizers keyed by slot id."""
+    return seeds._by_slot
+
+
 @pytest.mark.parametrize("topology", Topology)
 def test_host_trains_as_if_incubating_seeds_were_not_there(topology: Topology) -> None:
     model = grown(SPECS[topology])
@@ -94,10 +97,10 @@ def test_optimizer_is_made_kept_and_dropped_with_its_seed() -> None:
 
     plant(model.slot("r0c1"))
     seeds.follow(model)
-    made = seeds.by_slot()["r0c1"]
+    made = by_slot(seeds)["r0c1"]
     lead(model.slot("r0c1"), Stage.HOLDING)
     seeds.follow(model)
-    assert seeds.by_slot() == {"r0c1": made}
+    assert by_slot(seeds) == {"r0c1": made}
     assert (made.defaults["lr"], made.defaults["momentum"]) == (0.02, 0.9)
     assert made.defaults["weight_decay"] == 0
 
@@ -118,7 +121,7 @@ def test_next_seed_of_a_slot_starts_without_moments() -> None:
     plant(model.slot("r0c1"))
     seeds.follow(model)
 
-    assert not seeds.by_slot()["r0c1"].state
+    assert not by_slot(seeds)["r0c1"].state
 
 
 @pytest.mark.parametrize("event", ["germinate", "advance", "fossilize", "retarget", "prune"])
@@ -129,7 +132,7 @@ def test_moments_of_host_and_other_seeds_survive_every_event(event: str) -> None
     if event != "germinate":
         plant(model.slot("r0c1"), Stage.TRAINING if event == "advance" else Stage.HOLDING)
     train(model, host_optimizer, seeds)
-    before = [moments(host_optimizer), moments(seeds.by_slot()["r0c0"])]
+    before = [moments(host_optimizer), moments(by_slot(seeds)["r0c0"])]
     groups = [id(p) for group in host_optimizer.param_groups for p in group["params"]]
 
     match event:
@@ -145,7 +148,7 @@ def test_moments_of_host_and_other_seeds_survive_every_event(event: str) -> None
             granted(model.slot("r0c1").prune(CAUSE))
     seeds.follow(model)
 
-    after = [moments(host_optimizer), moments(seeds.by_slot()["r0c0"])]
+    after = [moments(host_optimizer), moments(by_slot(seeds)["r0c0"])]
     for left, right in zip(before, after, strict=True):
         assert_equal_lists(left, right)
     assert groups == [id(p) for group in host_optimizer.param_groups for p in group["params"]]
@@ -156,12 +159,12 @@ def test_fossil_goes_on_training_with_its_moments() -> None:
     host_optimizer = host_sgd(model.host)
     plant(model.slot("r0c1"), Stage.HOLDING)
     train(model, host_optimizer, seeds)
-    kept, before = seeds.by_slot()["r0c1"], weights("r0c1", model)
+    kept, before = by_slot(seeds)["r0c1"], weights("r0c1", model)
     past = moments(kept)
 
     granted(model.slot("r0c1").fossilize())
     seeds.follow(model)
-    assert seeds.by_slot()["r0c1"] is kept
+    assert by_slot(seeds)["r0c1"] is kept
     assert_equal_lists(moments(kept), past)
     train(model, host_optimizer, seeds, num_batches=1)
 
@@ -187,12 +190,12 @@ def test_seed_does_not_move_while_alpha_ramps_down() -> None:
     plant(model.slot("r0c1"), Stage.HOLDING)
     train(model, host_optimizer, seeds)
     granted(model.slot("r0c1").schedule_prune(Ramp(num_steps=3), CAUSE))
-    before, past = weights("r0c1", model), moments(seeds.by_slot()["r0c1"])
+    before, past = weights("r0c1", model), moments(by_slot(seeds)["r0c1"])
 
     train(model, host_optimizer, seeds)
 
     assert_equal_lists(weights("r0c1", model), before)
-    assert_equal_lists(moments(seeds.by_slot()["r0c1"]), past)
+    assert_equal_lists(moments(by_slot(seeds)["r0c1"]), past)
 
 
 def test_seed_without_parameters_needs_no_optimizer() -> None:
@@ -213,35 +216,6 @@ def test_forgetting_moments_keeps_the_optimizers() -> None:
     seeds.forget_moments()
 
     assert [len(optimizer.state) for optimizer in seeds] == [0]
-
-
-def test_rebuilt_model_trains_on_bit_for_bit() -> None:
-    model, seeds = grown(), SeedOptimizers(lr=0.01)
-    host_optimizer = host_sgd(model.host)
-    plant(model.slot("r0c0"), Stage.FOSSILIZED)
-    plant(model.slot("r0c1"), Stage.TRAINING, style=Style.GATED_GATE)
-    train(model, host_optimizer, seeds)
-    stored: dict[str, Any] = copy.deepcopy({"model": model.state(), "seeds": seeds.state()})
-
-    rebuilt, again = grown(seed=99), SeedOptimizers(lr=0.01)
-    rebuilt.load_state(stored["model"])
-    again.load_state(rebuilt, stored["seeds"])
-    rebuilt_host_optimizer = host_sgd(rebuilt.host)
-    rebuilt_host_optimizer.load_state_dict(copy.deepcopy(host_optimizer.state_dict()))
-    train(model, host_optimizer, seeds)
-    train(rebuilt, rebuilt_host_optimizer, again)
-
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(rebuilt.state_dict()[name], tensor), name
-
-
-def test_stored_moments_of_other_seeds_are_refused() -> None:
-    model, seeds = grown(), SeedOptimizers(lr=0.01)
-    plant(model.slot("r0c1"))
-    seeds.follow(model)
-
-    with pytest.raises(ContractError, match=r"stored for \['r0c1'\], the model has seeds in \[\]"):
-        SeedOptimizers(lr=0.01).load_state(grown(), seeds.state())
 
 
 def gradients_of_shapes(scale: float) -> list[torch.Tensor]:

@@ -1,7 +1,5 @@
 """The action space and its tables."""
 
-import pytest
-
 from esper.leyline.actions import (
     BLUEPRINTS_BY_TOPOLOGY,
     HEAD_SPECS,
@@ -15,12 +13,10 @@ from esper.leyline.actions import (
     Style,
     Tempo,
     Topology,
-    blueprint_named,
     causal_heads,
     head_sizes,
 )
 from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve
-from esper.leyline.errors import UnknownNameError
 
 
 def test_heads_stand_in_canonical_order_with_op_last() -> None:
@@ -85,13 +81,3 @@ def test_each_topology_offers_seven_blueprints_and_never_the_placeholder() -> No
         BLUEPRINTS_BY_TOPOLOGY[Topology.TRANSFORMER]
     )
     assert both == {Blueprint.ATTENTION, Blueprint.NORM}
-
-
-@pytest.mark.parametrize("blueprint", Blueprint)
-def test_blueprints_are_found_by_their_id(blueprint: Blueprint) -> None:
-    assert blueprint_named(blueprint.id) is blueprint
-
-
-def test_unknown_blueprint_is_an_error_that_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'conv_light'"):
-        blueprint_named("conv_lite")

@@ -12,8 +12,6 @@ EXAMPLES = [
     errors.SlotIdError("mid"),
     errors.UnknownNameError("task", "digit", ["digits"]),
     errors.UnreadableFileError("a.bin", "truncated"),
-    errors.UnknownStageError(5, is_retired=True, known=(0, 1)),
-    errors.IllegalTransitionError("r0c1", "DORMANT", "FOSSILIZED"),
     errors.EventDecodeError("missing `seq`", b"{}"),
     errors.TelemetryLostError("events.jsonl", 28, "no space left", 7),
 ]

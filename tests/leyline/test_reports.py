@@ -50,7 +50,6 @@ def test_never_measured_stays_never_measured() -> None:
     fresh = report(current_accuracy_pct=50.0)
     assert fresh.improvement_pp is None
     assert fresh.stage_improvement_pp is None
-    assert fresh.blending_delta_pp is None
 
 
 def test_improvements_are_differences_from_their_own_start() -> None:
@@ -62,7 +61,6 @@ def test_improvements_are_differences_from_their_own_start() -> None:
     )
     assert seen.improvement_pp == 20.0
     assert seen.stage_improvement_pp == 5.0
-    assert seen.blending_delta_pp == 0.0
 
 
 def test_nothing_is_pending_at_rest() -> None:

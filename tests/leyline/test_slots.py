@@ -73,7 +73,6 @@ def test_enabled_slots_keep_both_orders_however_they_are_named(names: list[str],
     assert part.execution_order == tuple(
         name for name in whole.execution_order if name in names[:n]
     )
-    assert [part.index_of(name) for name in part.slot_ids] == list(range(n))
 
 
 @pytest.mark.parametrize(
@@ -90,12 +89,6 @@ def test_slots_a_host_does_not_offer_once_are_refused(
 ) -> None:
     with pytest.raises(error):
         SlotConfig.from_specs([spec("r0c0", 0)], ["r0c0"], enabled)
-
-
-def test_looking_up_an_unknown_slot_names_the_known_ones() -> None:
-    config = SlotConfig.from_specs([spec("r0c0", 0)], ["r0c0"])
-    with pytest.raises(UnknownNameError, match=r"'r0c1'.*r0c0"):
-        config.index_of("r0c1")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """The life of a seed as data."""
 
-import pytest
-
-from esper.leyline.errors import UnknownStageError
 from esper.leyline.stages import (
     ACTIVE_STAGES,
     ADVANCEABLE_STAGES,
@@ -18,7 +15,6 @@ from esper.leyline.stages import (
     Stage,
     is_legal_transition,
     next_stage,
-    stage_from_int,
 )
 
 
@@ -40,19 +36,6 @@ def test_stored_numbers_of_the_stages_never_change() -> None:
 
 def test_one_hot_columns_are_dense() -> None:
     assert sorted(STAGE_INDEX.values()) == list(range(NUM_STAGES))
-
-
-@pytest.mark.parametrize("stage", Stage)
-def test_every_stored_number_reads_back(stage: Stage) -> None:
-    assert stage_from_int(int(stage)) is stage
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"), [(5, "retired"), (11, "does not exist"), (-1, "exist"), (True, "exist")]
-)
-def test_retired_and_unknown_numbers_are_refused_by_name(value: int, reason: str) -> None:
-    with pytest.raises(UnknownStageError, match=rf"stage {value} .*{reason}"):
-        stage_from_int(value)
 
 
 def reachable_from(stage: Stage) -> set[Stage]:

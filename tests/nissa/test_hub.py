@@ -406,20 +406,6 @@ def test_hub_must_be_handed_to_a_thread_explicitly(tmp_path: Path) -> None:
         get_hub()
 
 
-@pytest.mark.anyio
-async def test_hub_as_a_task_is_closed_when_its_group_is_cancelled(tmp_path: Path) -> None:
-    hub = hub_in(tmp_path)
-    with anyio.fail_after(WAIT_S):
-        async with anyio.create_task_group() as tasks:
-            assert await tasks.start(hub.run) is hub
-            hub.emit(pruned())
-            tasks.cancel_scope.cancel()
-
-    assert seqs(read_events(tmp_path / "events.jsonl")) == [0]
-    with pytest.raises(ContractError):
-        hub.emit(pruned())
-
-
 WRITE_FOREVER = """
 import sys
 from pathlib import Path

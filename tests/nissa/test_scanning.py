@@ -10,7 +10,14 @@ from tests.nissa.fake_run import FakeRun
 from esper.leyline.baselines import RunProfile
 from esper.nissa import scanning
 from esper.nissa.identities import check_profile
-from esper.nissa.ordering import ORDER_RULES
+from esper.nissa.ordering import (
+    EPOCH_BEFORE_ACTION,
+    FINISHES_LAST,
+    OUTCOME_BEFORE_BARRIER,
+    ROUND_TAIL,
+    STAGE_BEFORE_FATE,
+    STARTS_FIRST,
+)
 from esper.nissa.scanning import Scan, ScanTask, scan_log
 from esper.nissa.workers import run_tasks
 
@@ -133,19 +140,18 @@ def swap(lines: list[bytes], first: int, second: int) -> list[bytes]:
 
 def reorderings() -> list[tuple[str, list[bytes]]]:
     lines = list(FakeRun(num_rounds=3, num_envs=3, num_steps=12, seed=3).lines())
-    starts, ends, epoch, tail, outcome, stage = ORDER_RULES
-    fossil = index_of(lines, "SEED_FOSSILIZED")
+    epoch, fossil = index_of(lines, "EPOCH_COMPLETED"), index_of(lines, "SEED_FOSSILIZED")
     outcome_index = index_of(lines, "EPISODE_OUTCOME")
     barrier = index_of(lines, "BATCH_EPOCH_COMPLETED")
     late = [*lines]
     late.insert(barrier, late.pop(outcome_index))  # right after the barrier of its round
     return [
-        (starts, swap(lines, 0, 1)),
-        (ends, swap(lines, len(lines) - 1, len(lines) - 2)),
-        (epoch, swap(lines, index_of(lines, "EPOCH_COMPLETED"), index_of(lines, "LAST_ACTION"))),
-        (tail, swap(lines, index_of(lines, "BATCH_STATS"), barrier)),
-        (outcome, late),
-        (stage, swap(lines, fossil, fossil - 1)),
+        (STARTS_FIRST, swap(lines, 0, 1)),
+        (FINISHES_LAST, swap(lines, len(lines) - 1, len(lines) - 2)),
+        (EPOCH_BEFORE_ACTION, swap(lines, epoch, index_of(lines, "LAST_ACTION"))),
+        (ROUND_TAIL, swap(lines, index_of(lines, "BATCH_STATS"), barrier)),
+        (OUTCOME_BEFORE_BARRIER, late),
+        (STAGE_BEFORE_FATE, swap(lines, fossil, fossil - 1)),
     ]
 
 

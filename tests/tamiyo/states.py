@@ -95,7 +95,6 @@ signals = st.builds(
     stable_steps=counts,
     is_stabilized=st.booleans(),
     best_val_accuracy_pct=accuracies,
-    best_val_loss=losses,
     loss_history=st.lists(losses, max_size=HISTORY_LENGTH).map(tuple),
     accuracy_history=st.lists(accuracies, max_size=HISTORY_LENGTH).map(tuple),
 )
@@ -153,7 +152,6 @@ def make_signals(**changes) -> TrainingSignals:
         "stable_steps": 0,
         "is_stabilized": False,
         "best_val_accuracy_pct": 50.0,
-        "best_val_loss": 1.0,
         "loss_history": (1.0,),
         "accuracy_history": (50.0,),
     }

@@ -60,7 +60,6 @@ def signals(step: int) -> TrainingSignals:
         stable_steps=0,
         is_stabilized=False,
         best_val_accuracy_pct=10.0,
-        best_val_loss=1.0,
         loss_history=(1.0,),
         accuracy_history=(10.0,),
     )

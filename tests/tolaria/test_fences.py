@@ -77,20 +77,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaDouble:
     return CudaDouble(monkeypatch)
 
 
-@contextmanager
-def noted(calls: list[str], name: str) -> Iterator[None]:
-    calls.append(f"enter {name}")
-    yield
-    calls.append(f"leave {name}")
-
-
-def test_cuda_lane_enters_device_then_stream_then_autocast(cuda: CudaDouble) -> None:
+def test_cuda_lane_enters_device_then_stream(cuda: CudaDouble) -> None:
     fence = build_fence(CUDA)
 
-    with fence.entered(is_training=True, autocast=noted(cuda.calls, "autocast")):
+    with fence.entered(is_training=True):
         cuda.calls.append("work")
 
-    entered = ["cuda:1", "stream 0", "autocast"]
+    entered = ["cuda:1", "stream 0"]
     assert cuda.calls == [
         *(f"enter {name}" for name in entered),
         "work",
@@ -172,16 +165,6 @@ def test_lane_enters_grad_mode_in_its_own_thread(fence: Fence) -> None:
         assert not torch.is_grad_enabled()
 
     assert modes == [(True, False), (False, True), (True, False)]
-
-
-@fences
-def test_autocast_is_on_inside_and_off_outside(fence: Fence) -> None:
-    one = torch.ones(2, 2)
-
-    with fence.entered(is_training=True, autocast=torch.autocast("cpu", dtype=torch.bfloat16)):
-        inside = one @ one
-
-    assert (inside.dtype, (one @ one).dtype) == (torch.bfloat16, torch.float32)
 
 
 def test_cpu_has_nothing_to_wait_for_nor_a_memory_probe() -> None:

@@ -74,15 +74,6 @@ class RoundTrack:
         """Take the health of the policy's update."""
         self._update(index, version, policy=_policy_view(data))
 
-    def note_rewards(self, index: int, data: payloads.RewardSummary, version: int) -> None:
-        """Take the mean reward components that are not zero."""
-        components = msgspec.structs.asdict(data.mean_components)
-        self._update(
-            index,
-            version,
-            mean_components={name: item for name, item in components.items() if item},
-        )
-
     def note_throughput(self, index: int, data: payloads.Throughput, version: int) -> None:
         """Take how fast the round went."""
         self._update(

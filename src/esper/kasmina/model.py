@@ -138,14 +138,6 @@ class MorphogeneticModel(nn.Module):
         return sum(slot.num_params for slot in self.all_slots())
 
     @property
-    def num_active_seeds(self) -> int:
-        """Count the seeds that have a module and are not fossils."""
-        return sum(
-            slot.seed is not None and lifecycle.stage_of(slot.state) is not Stage.FOSSILIZED
-            for slot in self.all_slots()
-        )
-
-    @property
     def num_fossils(self) -> int:
         """Count the fossils."""
         stages = (lifecycle.stage_of(slot.state) for slot in self.all_slots())

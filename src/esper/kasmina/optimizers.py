@@ -1,15 +1,13 @@
 """Optimizers that come, stay and go with their seeds."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.plain_optim import PlainSGD
-from esper.leyline.errors import ContractError
 
 __all__ = [
     "SeedOptimizers",
@@ -118,10 +116,6 @@ class SeedOptimizers:
     def __iter__(self) -> Iterator[torch.optim.SGD]:
         return iter(self._by_slot.values())
 
-    def by_slot(self) -> Mapping[str, torch.optim.SGD]:
-        """Return the optimizers keyed by slot id, in action order."""
-        return self._by_slot
-
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for optimizer in self:
@@ -136,21 +130,6 @@ class SeedOptimizers:
         """Forget what was learned about directions, as a rollback asks for."""
         for optimizer in self:
             optimizer.state.clear()
-
-    def state(self) -> dict[str, Any]:
-        """Return every optimizer's state, keyed by slot id."""
-        return {slot_id: optimizer.state_dict() for slot_id, optimizer in self._by_slot.items()}
-
-    def load_state(self, model: MorphogeneticModel, stored: Mapping[str, Any]) -> None:
-        """Follow a rebuilt model and take on stored moments."""
-        self.follow(model)
-        if set(stored) != set(self._by_slot):
-            raise ContractError(
-                f"seed optimizers were stored for {sorted(stored)}, the model has seeds in "
-                f"{sorted(self._by_slot)}"
-            )
-        for slot_id, state in stored.items():
-            self._by_slot[slot_id].load_state_dict(state)
 
 
 def _owns_exactly(optimizer: torch.optim.SGD, parameters: list[nn.Parameter]) -> bool:

@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve
-from esper.leyline.errors import UnknownNameError
 
 __all__ = [
     "BLUEPRINTS_BY_TOPOLOGY",
@@ -26,7 +25,6 @@ __all__ = [
     "Style",
     "Tempo",
     "Topology",
-    "blueprint_named",
     "causal_heads",
     "head_sizes",
 ]
@@ -265,14 +263,6 @@ def head_sizes(num_slots: int) -> dict[Head, int]:
     }
 
 
-def blueprint_named(name: str) -> Blueprint:
-    """Return the blueprint with this id."""
-    try:
-        return Blueprint[name.upper()]
-    except KeyError:
-        raise UnknownNameError("blueprint", name, (item.id for item in Blueprint)) from None
-
-
 class ActionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One decision, decoded. Heads that do not matter for the op carry their neutral value."""
 
@@ -298,5 +288,3 @@ class ActionOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Why the governor's pre-flight refused it, or None."""
     failure_reason: str | None = None
     """Why an executed op did not succeed (a gate, a lost precondition), or None."""
-    was_rolled_back: bool = False
-    """The step ended in a rollback, so that the action never ran."""

@@ -13,8 +13,6 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   ├── NoDataError                  real data were asked for and there are none
 │   └── TaskPluginError              somebody's task that cannot be registered
 ├── ContractError                70  a value that breaks a contract between our own parts
-│   ├── UnknownStageError            a stage number that is retired or never existed
-│   ├── IllegalTransitionError       a lifecycle edge that does not exist
 │   └── EventDecodeError             a line that is not an event of this schema
 ├── EnvFaultError                 1  an env's numbers or modules broke; names slot and layer
 ├── RunFailedError                1  the run could not be carried to its end
@@ -36,7 +34,6 @@ __all__ = [
     "EsperError",
     "EventDecodeError",
     "ExitCode",
-    "IllegalTransitionError",
     "InterruptedRunError",
     "InvalidValueError",
     "NoDataError",
@@ -46,7 +43,6 @@ __all__ = [
     "TelemetryLostError",
     "UnknownKeyError",
     "UnknownNameError",
-    "UnknownStageError",
     "UnreadableFileError",
     "UsageError",
     "nearest_name",
@@ -158,22 +154,6 @@ class TaskPluginError(UsageError):
 
 class ContractError(EsperError):
     """Raised when a value breaks a contract between our own parts."""
-
-
-class UnknownStageError(ContractError):
-    """Raised for a stage number that is retired or never existed."""
-
-    def __init__(self, value: object, *, is_retired: bool, known: Iterable[int]) -> None:
-        what = "is retired and may not be stored" if is_retired else "does not exist"
-        numbers = ", ".join(str(number) for number in known)
-        super().__init__(f"stage {shown(value)} {what}; stages are {numbers}")
-
-
-class IllegalTransitionError(ContractError):
-    """Raised for a lifecycle edge that does not exist."""
-
-    def __init__(self, slot_id: str, from_stage: str, to_stage: str) -> None:
-        super().__init__(f"slot {slot_id!r}: cannot move from stage {from_stage} to {to_stage}")
 
 
 class EventDecodeError(ContractError):

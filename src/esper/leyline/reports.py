@@ -85,11 +85,6 @@ class SeedReport(msgspec.Struct, frozen=True, kw_only=True):
         """Return the host's change since the stage began, drift included."""
         return _difference(self.current_accuracy_pct, self.accuracy_at_stage_start_pct)
 
-    @property
-    def blending_delta_pp(self) -> float | None:
-        """Return the host's change since blending began, drift included."""
-        return _difference(self.current_accuracy_pct, self.accuracy_at_blending_start_pct)
-
 
 def _difference(current: float | None, earlier: float | None) -> float | None:
     return None if current is None or earlier is None else current - earlier

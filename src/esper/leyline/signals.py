@@ -28,7 +28,6 @@ class TrainingSignals(msgspec.Struct, frozen=True, kw_only=True):
     is_stabilized: bool
     """Latched once the host has been stable for long enough."""
     best_val_accuracy_pct: float
-    best_val_loss: float
     loss_history: tuple[float, ...]
     """The last HISTORY_LENGTH validation losses, oldest first; shorter early on."""
     accuracy_history: tuple[float, ...]

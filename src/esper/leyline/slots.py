@@ -130,13 +130,6 @@ class SlotConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Count the slots."""
         return len(self.slot_ids)
 
-    def index_of(self, slot_id: str) -> int:
-        """Return the action index of a slot."""
-        try:
-            return self.slot_ids.index(slot_id)
-        except ValueError:
-            raise UnknownNameError("slot", slot_id, self.slot_ids) from None
-
     def channels_by_id(self) -> Mapping[str, int]:
         """Return channels keyed by slot id."""
         return dict(zip(self.slot_ids, self.channels, strict=True))

@@ -6,8 +6,6 @@ from typing import Final
 
 import msgspec
 
-from esper.leyline.errors import UnknownStageError
-
 __all__ = [
     "ACTIVE_STAGES",
     "ADVANCEABLE_STAGES",
@@ -15,8 +13,6 @@ __all__ = [
     "GATE_FOR_TARGET",
     "NUM_STAGES",
     "PRUNABLE_STAGES",
-    "RETIRED_GATES",
-    "RETIRED_STAGES",
     "RETARGETABLE_STAGES",
     "STAGE_INDEX",
     "TRANSITIONS",
@@ -26,7 +22,6 @@ __all__ = [
     "Stage",
     "is_legal_transition",
     "next_stage",
-    "stage_from_int",
 ]
 
 
@@ -44,9 +39,6 @@ class Stage(IntEnum):
     EMBARGOED = 9
     RESETTING = 10
 
-
-RETIRED_STAGES: Final = frozenset({5})
-"""Numbers that once named a stage; stored data that carries one is refused."""
 
 STAGE_INDEX: Final[Mapping[Stage, int]] = {stage: index for index, stage in enumerate(Stage)}
 """Column of each stage in a one-hot encoding (the gap at 5 is closed)."""
@@ -94,8 +86,6 @@ class Gate(IntEnum):
     G5 = 5
 
 
-RETIRED_GATES: Final = frozenset({4})
-
 GATE_FOR_TARGET: Final[Mapping[Stage, Gate]] = {
     Stage.GERMINATED: Gate.G0,
     Stage.TRAINING: Gate.G1,
@@ -141,16 +131,6 @@ class LifecycleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_advance_disabled(self) -> bool:
         """Tell whether every advance happens by itself, so that ADVANCE is no decision."""
         return {Gate.G1, Gate.G2, Gate.G3} <= set(self.auto_forward)
-
-
-def stage_from_int(value: int) -> Stage:
-    """Return the stage a stored number names, refusing retired and unknown numbers."""
-    # bool is an int in Python; True must not quietly become DORMANT.
-    if isinstance(value, bool) or value not in Stage.__members__.values():
-        raise UnknownStageError(
-            value, is_retired=value in RETIRED_STAGES, known=(int(stage) for stage in Stage)
-        )
-    return Stage(value)
 
 
 def is_legal_transition(from_stage: Stage, to_stage: Stage) -> bool:

@@ -487,6 +487,8 @@ def _walk_volatile(node: msgspec.inspect.Type, path: str) -> Iterator[str]:
 def events_schema() -> dict[str, Any]:
     """Return the JSON Schema of a line of `events.jsonl` or `operational.jsonl`."""
     schema = msgspec.json.schema(_EVENT_UNION)
+    # Defaults of tuples stand there as tuples, which JSON does not know.
+    schema = msgspec.json.decode(msgspec.json.encode(schema))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Esper telemetry event",

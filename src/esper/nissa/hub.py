@@ -15,7 +15,6 @@ from typing import Final, Protocol, Self
 import anyio
 import anyio.to_thread
 import msgspec
-from anyio.abc import TaskStatus
 
 from esper.leyline.config import FsyncPolicy, TelemetryConfig
 from esper.leyline.errors import ContractError, TelemetryLostError
@@ -32,7 +31,7 @@ from esper.leyline.telemetry import (
 from esper.nissa.feed import LiveFeed
 from esper.nissa.files import FileSystem
 from esper.nissa.inbox import Inbox
-from esper.nissa.journal import EVENTS_FILE, OPERATIONAL_FILE, Journal, Recovery, open_journal
+from esper.nissa.journal import EVENTS_FILE, OPERATIONAL_FILE, Journal, open_journal
 from esper.nissa.levels import LevelGate
 from esper.nissa.live import LiveSource
 from esper.nissa.writer import Writer
@@ -134,11 +133,6 @@ class TelemetryHub:
         )
         self._writer.start()
         self._token: Token[Hub] | None = None
-
-    @property
-    def recovery(self) -> Recovery:
-        """Return what opening the run's log had to mend."""
-        return self._journals[Channel.RUN].recovery
 
     @property
     def level(self) -> TelemetryLevel:
@@ -260,19 +254,6 @@ class TelemetryHub:
         assert self._token is not None
         _current_hub.reset(self._token)
         self.close()
-
-    async def run(self, *, task_status: TaskStatus[Self] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep the hub open as a task of a supervisor.
-
-        Consumes: nothing. Produces: nothing; the writer thread does. Waits for: cancellation.
-        Unblocked by: the supervisor, which learns of a failure from `room` and `flush`.
-        """
-        task_status.started(self)
-        try:
-            await anyio.sleep_forever()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self.close)
 
 
 def _open_journals(run_dir: Path, files: FileSystem) -> dict[Channel, Journal]:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from esper.nissa.facts import Fact
 
-__all__ = ["ORDER_RULES", "OrderWatch"]
+__all__ = ["OrderWatch"]
 
 STARTS_FIRST: Final = "TRAINING_STARTED is the first event"
 FINISHES_LAST: Final = "RUN_FINISHED is the last event"
@@ -17,15 +17,6 @@ ROUND_TAIL: Final = (
 )
 OUTCOME_BEFORE_BARRIER: Final = "EPISODE_OUTCOME precedes BATCH_EPOCH_COMPLETED of its round"
 STAGE_BEFORE_FATE: Final = "SEED_FOSSILIZED and SEED_PRUNED follow their SEED_STAGE_CHANGED"
-
-ORDER_RULES: Final = (
-    STARTS_FIRST,
-    FINISHES_LAST,
-    EPOCH_BEFORE_ACTION,
-    ROUND_TAIL,
-    OUTCOME_BEFORE_BARRIER,
-    STAGE_BEFORE_FATE,
-)
 
 _TAIL_RANKS: Final[Mapping[str, int]] = {
     "PPO_UPDATE_COMPLETED": 0,

@@ -121,13 +121,6 @@ class SharedBatchIterator:
         """Count the batches of a pass."""
         return self._num_batches
 
-    @property
-    def num_samples_per_env(self) -> int:
-        """Count the samples that each env gets in a pass."""
-        if self._is_training:
-            return self._num_batches * self._batch_size
-        return len(self._split)
-
     def batches(self, *, round: int, step: int) -> Iterator[list[Batch]]:
         """Walk one pass: for each batch, the share of every env in turn; nobody changes them."""
         return self._walk(round, step) if self._kept is None else iter(self._kept)

@@ -79,19 +79,9 @@ class Decision:
     state: LstmState
 
     @property
-    def confidences(self) -> Tensor:
-        """Return the probability of each head's choice, [K, N]."""
-        return self.diagnostics[: len(HEADS)]
-
-    @property
     def entropies(self) -> Tensor:
         """Return each head's normalised entropy, [K, N]."""
         return self.diagnostics[len(HEADS) : 2 * len(HEADS)]
-
-    @property
-    def num_valid(self) -> Tensor:
-        """Return how many choices each head had, [K, N]."""
-        return self.diagnostics[2 * len(HEADS) : 3 * len(HEADS)]
 
     @property
     def op_probabilities(self) -> Tensor:

@@ -41,7 +41,6 @@ class TrackerState(msgspec.Struct, frozen=True, kw_only=True):
 
     losses: tuple[float, ...] = ()
     accuracies_pct: tuple[float, ...] = ()
-    best_loss: float = math.inf
     best_accuracy_pct: float = 0.0
     plateau_steps: int = 0
     stable_steps: int = 0
@@ -98,7 +97,6 @@ def advance(state: TrackerState, measurement: Measurement, rules: TrackerRules) 
     return TrackerState(
         losses=(*state.losses, loss)[-rules.window :],
         accuracies_pct=(*state.accuracies_pct, accuracy)[-rules.window :],
-        best_loss=min(state.best_loss, loss) if math.isfinite(loss) else state.best_loss,
         best_accuracy_pct=max(state.best_accuracy_pct, accuracy),
         plateau_steps=state.plateau_steps + 1 if is_plateau else 0,
         stable_steps=stable_steps,
@@ -131,7 +129,6 @@ def _tracked(before: TrackerState, after: TrackerState, measurement: Measurement
         stable_steps=after.stable_steps,
         is_stabilized=after.is_stabilized,
         best_val_accuracy_pct=after.best_accuracy_pct,
-        best_val_loss=after.best_loss,
         loss_history=after.losses[-HISTORY_LENGTH:],
         accuracy_history=after.accuracies_pct[-HISTORY_LENGTH:],
     )

@@ -6,7 +6,7 @@ An env has one fence for the whole run. A lane works for the env inside `entered
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,10 +50,8 @@ class Fence(Protocol):
     def device(self) -> torch.device:
         """Return where the env lives."""
 
-    def entered(
-        self, *, is_training: bool, autocast: AbstractContextManager[object] | None = None
-    ) -> AbstractContextManager[None]:
-        """Work on the env's device and stream, with or without gradients, under autocast.
+    def entered(self, *, is_training: bool) -> AbstractContextManager[None]:
+        """Work on the env's device and stream, with or without gradients.
 
         Torch keeps these modes per thread, so that each lane has to enter them itself.
         """
@@ -82,11 +80,9 @@ class CpuFence:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @contextmanager
-    def entered(
-        self, *, is_training: bool, autocast: AbstractContextManager[object] | None = None
-    ) -> Iterator[None]:
-        """Work with or without gradients, under autocast."""
-        with _grad_mode(is_training), autocast or nullcontext():
+    def entered(self, *, is_training: bool) -> Iterator[None]:
+        """Work with or without gradients."""
+        with _grad_mode(is_training):
             yield
 
     def await_transfers(self) -> None:
@@ -117,16 +113,12 @@ class CudaFence:
         return self._device
 
     @contextmanager
-    def entered(
-        self, *, is_training: bool, autocast: AbstractContextManager[object] | None = None
-    ) -> Iterator[None]:
-        """Work on the env's device and stream, with or without gradients, under autocast."""
+    def entered(self, *, is_training: bool) -> Iterator[None]:
+        """Work on the env's device and stream, with or without gradients."""
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device(self._device))
             stack.enter_context(torch.cuda.stream(self.stream))
             stack.enter_context(_grad_mode(is_training))
-            if autocast is not None:
-                stack.enter_context(autocast)
             yield
 
     def await_transfers(self) -> None:
@@ -178,13 +170,11 @@ class RecordingFence:
     calls: list[FenceCall] = field(default_factory=list)
 
     @contextmanager
-    def entered(
-        self, *, is_training: bool, autocast: AbstractContextManager[object] | None = None
-    ) -> Iterator[None]:
+    def entered(self, *, is_training: bool) -> Iterator[None]:
         """Write down the mode, and when it is left."""
         self.calls.append(FenceCall("enter", "training" if is_training else "inference"))
         try:
-            with _grad_mode(is_training), autocast or nullcontext():
+            with _grad_mode(is_training):
                 yield
         finally:
             self.calls.append(FenceCall("leave"))

@@ -79,7 +79,7 @@ def test_traces_repeat_until_the_run_ends_where_a_directory_says(tmp_path: Path)
 def test_a_trace_under_way_is_written_when_the_run_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: PolicyController, check_cancelled: object) -> None:
+    def broken(self: PolicyController, *_: object) -> None:
         raise RunFailedError("no lesson today")
 
     monkeypatch.setattr(PolicyController, "learn", broken)

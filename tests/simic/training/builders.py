@@ -171,7 +171,6 @@ def rolled_back(evidence: EnvEvidence, **changes) -> EnvOutcome:
         action=ActionSpec(slot_id=SLOTS[0]),
         effective_op=Op.WAIT,
         succeeded=False,
-        was_rolled_back=True,
     )
     report = RollbackReport(
         panic=NAN_PANIC, pruned_slots=(), active_slot=None, active_stage=Stage.DORMANT

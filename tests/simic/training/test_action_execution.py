@@ -43,7 +43,7 @@ from esper.leyline.messages import (
 )
 from esper.leyline.payloads import MorphologyCausalLog, SeedFossilized, SeedGerminated, SeedPruned
 from esper.leyline.signals import TrainingSignals
-from esper.leyline.stages import LifecycleRules, Stage
+from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules, Stage
 from esper.simic.training.action_execution import execute_actions, parse_sampled_action
 from esper.tamiyo.masks import ActionMasker
 
@@ -360,7 +360,6 @@ def test_a_rollback_takes_the_actions_place() -> None:
     grow(world.env, "r0c0", Stage.BLENDING)
     [outcome] = execute(world, germination("r0c1"), panics={0: PANIC}).outcomes
     done = outcome.outcome
-    assert done.was_rolled_back
     assert (done.effective_op, done.succeeded, done.action) == (Op.WAIT, False, WAIT)
     assert outcome.rollback is not None
     assert outcome.rollback.panic is PANIC
@@ -386,7 +385,7 @@ def test_optimizers_remember_nothing_after_a_rollback_and_go_on_with_the_same_pa
     execute(world, None, panics={0: PANIC})
     assert not any(optimizer.state for optimizer in optimizers)
     assert owned == [id(p) for p in world.env.model.host_parameters()]
-    assert list(world.env.seed_optimizers.by_slot()) == ["r0c0"]
+    assert len(world.env.seed_optimizers) == 1
     world.look()
     assert all(o.state for o in (world.env.host_optimizer, *world.env.seed_optimizers))
 
@@ -431,4 +430,5 @@ def test_an_env_that_panics_at_any_step_goes_on_from_its_last_good_weights(panic
     assert [outcome.rollback is not None for outcome in seen] == [
         step == panic_step for step in range(5)
     ]
-    assert world.env.model.num_active_seeds == int(panic_step == 0)
+    growing = [it for it in world.env.reports if it.stage not in COOLDOWN_STAGES]
+    assert len(growing) == int(panic_step == 0)

@@ -208,7 +208,7 @@ def test_only_optimizers_with_gradients_go_through_the_scaler() -> None:
     scaler.unscale_ = lambda it: (asked.append(("unscale", it)), unscale(it))[1]
     scaler.step = lambda it: (asked.append(("step", it)), step(it))[1]
     process_train_batch(env, batch_of(), 0, RULES)
-    training = env.seed_optimizers.by_slot()["r0c1"]
+    training = env.seed_optimizers._by_slot["r0c1"]
     order = [env.host_optimizer, training]
     assert asked == [("unscale", it) for it in order] + [("step", it) for it in order]
 

@@ -13,7 +13,6 @@ __all__ = ["ScaffoldEntry", "hindsight_credit", "with_interaction", "without_ben
 class ScaffoldEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One step in which a seed was better for the presence of another."""
 
-    scaffold_slot: str
     beneficiary_slot: str
     interaction_pp: float
     step: int
@@ -27,12 +26,11 @@ def with_interaction(
         return ledger
     entries = (
         ScaffoldEntry(
-            scaffold_slot=scaffold,
             beneficiary_slot=beneficiary,
             interaction_pp=interaction_pp,
             step=step,
         )
-        for scaffold, beneficiary in ((first, second), (second, first))
+        for beneficiary in (second, first)
     )
     return (*ledger, *entries)
 

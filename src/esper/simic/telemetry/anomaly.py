@@ -68,39 +68,38 @@ def detect_anomalies(
     state: AnomalyState,
     update: PPOUpdateCompleted,
     unstable: tuple[str, ...] = (),
-    rules: AnomalyRules = RULES,
 ) -> tuple[AnomalyState, tuple[Payload, ...]]:
     """Judge an update that took place; return what to remember and the alarms.
 
     `unstable` names its figures that are not finite.
     """
-    streaks = _streaks(state.low_entropy_streaks, update.heads, rules)
-    norm, health = update.gradient_norm, _gradient_health(update.gradient_norm, rules)
+    streaks = _streaks(state.low_entropy_streaks, update.heads)
+    norm, health = update.gradient_norm, _gradient_health(update.gradient_norm)
     alarms = (
-        *_ratio_alarms(update, rules),
-        *_value_alarms(update, rules),
+        *_ratio_alarms(update),
+        *_value_alarms(update),
         *_numeric_alarms(update, unstable),
-        *_kl_alarms(update, rules),
-        *_entropy_alarms(streaks, update.heads, rules),
-        *_lstm_alarms(update.lstm_rollout, rules),
-        *_drift_alarm("norm", norm, state.gradient_norm_mean, rules),
-        *_drift_alarm("health", health, state.gradient_health_mean, rules),
+        *_kl_alarms(update),
+        *_entropy_alarms(streaks, update.heads),
+        *_lstm_alarms(update.lstm_rollout),
+        *_drift_alarm("norm", norm, state.gradient_norm_mean),
+        *_drift_alarm("health", health, state.gradient_health_mean),
     )
     after = AnomalyState(
         low_entropy_streaks=streaks,
-        gradient_norm_mean=_running_mean(state.gradient_norm_mean, norm, rules),
-        gradient_health_mean=_running_mean(state.gradient_health_mean, health, rules),
+        gradient_norm_mean=_running_mean(state.gradient_norm_mean, norm),
+        gradient_health_mean=_running_mean(state.gradient_health_mean, health),
     )
     return after, alarms
 
 
 def note_skipped_update(
-    state: AnomalyState, where: tuple[str, ...], rules: AnomalyRules = RULES
+    state: AnomalyState, where: tuple[str, ...]
 ) -> tuple[AnomalyState, NumericalInstabilityDetected]:
     """Count an update that was skipped because its numbers were not finite."""
     skips = state.consecutive_skips + 1
     alarm = NumericalInstabilityDetected(
-        where=where, consecutive_skips=skips, is_halting=skips >= rules.skips_to_halt
+        where=where, consecutive_skips=skips, is_halting=skips >= RULES.skips_to_halt
     )
     return msgspec.structs.replace(state, consecutive_skips=skips), alarm
 
@@ -110,27 +109,27 @@ def note_idle_update(state: AnomalyState) -> AnomalyState:
     return msgspec.structs.replace(state, consecutive_skips=0)
 
 
-def _ratio_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[Payload]:
+def _ratio_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
     worst = max(update.heads, key=lambda head: update.heads[head].ratio_max or 0.0, default=None)
-    if update.ratio_max is not None and update.ratio_max > rules.max_ratio:
+    if update.ratio_max is not None and update.ratio_max > RULES.max_ratio:
         yield RatioExplosionDetected(
-            ratio=update.ratio_max, threshold=rules.max_ratio, worst_head=worst
+            ratio=update.ratio_max, threshold=RULES.max_ratio, worst_head=worst
         )
-    if update.ratio_min is not None and update.ratio_min < rules.min_ratio:
+    if update.ratio_min is not None and update.ratio_min < RULES.min_ratio:
         yield RatioCollapseDetected(
-            ratio=update.ratio_min, threshold=rules.min_ratio, worst_head=None
+            ratio=update.ratio_min, threshold=RULES.min_ratio, worst_head=None
         )
 
 
-def _value_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[Payload]:
+def _value_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
     # Explained variance is a poor witness: its denominator vanishes with the returns' variance.
     errors = (update.value_loss, update.bellman_error)
-    is_off = any(error is not None and error > rules.max_value_error for error in errors)
+    is_off = any(error is not None and error > RULES.max_value_error for error in errors)
     if is_off and update.usable_steps > 0:
         yield ValueCollapseDetected(
             value_loss=update.value_loss,
             bellman_error=update.bellman_error,
-            threshold=rules.max_value_error,
+            threshold=RULES.max_value_error,
         )
 
 
@@ -144,14 +143,12 @@ def _numeric_alarms(update: PPOUpdateCompleted, unstable: tuple[str, ...]) -> It
         yield NumericalInstabilityDetected(where=where, consecutive_skips=0, is_halting=False)
 
 
-def _kl_alarms(update: PPOUpdateCompleted, rules: AnomalyRules) -> Iterator[Payload]:
-    if update.kl_divergence is not None and update.kl_divergence > rules.kl_spike:
-        yield KlSpikeDetected(kl_divergence=update.kl_divergence, threshold=rules.kl_spike)
+def _kl_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
+    if update.kl_divergence is not None and update.kl_divergence > RULES.kl_spike:
+        yield KlSpikeDetected(kl_divergence=update.kl_divergence, threshold=RULES.kl_spike)
 
 
-def _streaks(
-    before: Mapping[str, int], heads: Mapping[str, HeadUpdate], rules: AnomalyRules
-) -> dict[str, int]:
+def _streaks(before: Mapping[str, int], heads: Mapping[str, HeadUpdate]) -> dict[str, int]:
     """Count updates below the threshold; between it and its release, a streak stays as it is."""
     after: dict[str, int] = {}
     for head in HEADS:
@@ -159,7 +156,7 @@ def _streaks(
         streak, threshold = before.get(head, 0), HEAD_SPECS[head].collapse_threshold
         if entropy is not None and entropy < threshold:
             streak += 1
-        elif entropy is not None and entropy > rules.collapse_release * threshold:
+        elif entropy is not None and entropy > RULES.collapse_release * threshold:
             streak = 0
         if streak:
             after[head.value] = streak
@@ -167,12 +164,12 @@ def _streaks(
 
 
 def _entropy_alarms(
-    streaks: Mapping[str, int], heads: Mapping[str, HeadUpdate], rules: AnomalyRules
+    streaks: Mapping[str, int], heads: Mapping[str, HeadUpdate]
 ) -> Iterator[Payload]:
     for head in HEADS:
         streak = streaks.get(head, 0)
         entropy = heads[head].entropy if head in heads else None
-        if streak >= rules.collapse_updates and entropy is not None:
+        if streak >= RULES.collapse_updates and entropy is not None:
             yield EntropyCollapseDetected(
                 head=head.value,
                 entropy=entropy,
@@ -181,7 +178,7 @@ def _entropy_alarms(
             )
 
 
-def _lstm_alarms(health: LstmHealth | None, rules: AnomalyRules) -> Iterator[Payload]:
+def _lstm_alarms(health: LstmHealth | None) -> Iterator[Payload]:
     if health is None:
         return
     figures = (
@@ -191,33 +188,31 @@ def _lstm_alarms(health: LstmHealth | None, rules: AnomalyRules) -> Iterator[Pay
     for name, rms, env_max in figures:
         if rms is None or not math.isfinite(rms):
             yield LstmAnomalyDetected(kind="nonfinite", state=name, rms=rms)
-        elif rms < rules.min_lstm_rms:
+        elif rms < RULES.min_lstm_rms:
             yield LstmAnomalyDetected(kind="vanishing", state=name, rms=rms)
-        elif env_max is not None and env_max > rules.max_lstm_rms:
+        elif env_max is not None and env_max > RULES.max_lstm_rms:
             yield LstmAnomalyDetected(kind="exploding", state=name, rms=env_max)
 
 
-def _gradient_health(norm: float | None, rules: AnomalyRules) -> float | None:
+def _gradient_health(norm: float | None) -> float | None:
     if norm is None:
         return None
-    return 1.0 if rules.min_gradient_norm <= norm <= rules.max_gradient_norm else 0.3
+    return 1.0 if RULES.min_gradient_norm <= norm <= RULES.max_gradient_norm else 0.3
 
 
-def _drift_alarm(
-    quantity: str, value: float | None, mean: float | None, rules: AnomalyRules
-) -> Iterator[Payload]:
+def _drift_alarm(quantity: str, value: float | None, mean: float | None) -> Iterator[Payload]:
     if value is None or not mean or not math.isfinite(value):
         return
     drift = abs(value - mean) / mean
-    if drift > rules.drift_fraction:
+    if drift > RULES.drift_fraction:
         yield GradientPathologyDetected(
             quantity=quantity, value=value, running_mean=mean, drift_fraction=drift
         )
 
 
-def _running_mean(mean: float | None, value: float | None, rules: AnomalyRules) -> float | None:
+def _running_mean(mean: float | None, value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return mean
     if mean is None:
         return value
-    return rules.drift_memory * mean + (1 - rules.drift_memory) * value
+    return RULES.drift_memory * mean + (1 - RULES.drift_memory) * value

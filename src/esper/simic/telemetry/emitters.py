@@ -29,7 +29,7 @@ from esper.leyline.payloads import (
 )
 from esper.leyline.reports import BatchSummary, SeedReport
 from esper.leyline.rewards import RewardComponents
-from esper.leyline.telemetry import Draft, EventScope, Severity
+from esper.leyline.telemetry import Draft, EventScope
 
 __all__ = [
     "Emit",
@@ -60,12 +60,10 @@ WARMUP_FRACTION: Final = 0.10
 """Share of the training in which ups and downs are no news."""
 
 
-def emit_with_env_context(
-    emit: Emit, payloads: Iterable[Payload], scope: EventScope, severity: Severity | None = None
-) -> None:
+def emit_with_env_context(emit: Emit, payloads: Iterable[Payload], scope: EventScope) -> None:
     """Send payloads as events of one env's step."""
     for payload in payloads:
-        emit(Draft(payload, scope, severity))
+        emit(Draft(payload, scope))
 
 
 def apply_slot_telemetry(emit: Emit, payloads: Iterable[Payload], scope: EventScope) -> None:

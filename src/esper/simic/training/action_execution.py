@@ -170,9 +170,7 @@ def _roll_back(env: ParallelEnvState, panic: Panic, decision: StepDecision) -> E
     env.host_optimizer.state.clear()
     env.seed_optimizers.forget_moments()
     log = _CausalChain(env.env_idx, decision, action)
-    outcome = ActionOutcome(
-        action=action, effective_op=Op.WAIT, succeeded=False, was_rolled_back=True
-    )
+    outcome = ActionOutcome(action=action, effective_op=Op.WAIT, succeeded=False)
     events = [*env.take_outbox(), *log.rollback(panic)]
     return _end_step(env, outcome, events, report)
 

@@ -317,7 +317,6 @@ _BLANK = TrainingSignals(
     stable_steps=0,
     is_stabilized=False,
     best_val_accuracy_pct=0.0,
-    best_val_loss=0.0,
     loss_history=(),
     accuracy_history=(),
 )

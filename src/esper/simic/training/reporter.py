@@ -20,7 +20,7 @@ from esper.leyline.payloads import (
     TrendDetected,
 )
 from esper.leyline.reports import BatchSummary
-from esper.leyline.telemetry import RUN_SCOPE, Draft, EventScope
+from esper.leyline.telemetry import Draft, EventScope
 from esper.nissa.hub import Hub
 from esper.simic.seed_management import (
     Escalation,
@@ -93,9 +93,9 @@ class Reporter:
         await self.hub.room()
         self.hub.publish(drafts)
 
-    async def tell(self, payload: Payload, scope: EventScope = RUN_SCOPE) -> None:
-        """Send one event."""
-        await self.publish([Draft(payload, scope)])
+    async def tell(self, payload: Payload) -> None:
+        """Send one event about the run as a whole."""
+        await self.publish([Draft(payload)])
 
     def escalate(self, *, has_anomaly: bool) -> None:
         """Tell more for a while after an anomaly, and less again when that is over."""
