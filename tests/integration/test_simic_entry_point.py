@@ -61,6 +61,7 @@ OTHER_VALUES: dict[str, Any] = {
     "clip_ratio": 0.17,
     "gamma": 0.97,
     "gae_lambda": 0.9,
+    "ppo_updates_per_batch": 2,
     "recurrent_n_epochs": 2,
     "target_kl": None,
     "policy_max_grad_norm": 4.0,

@@ -247,6 +247,7 @@ ALLOWED: dict[str, str] = {
     "esper.load_grown": LIBRARY,
     "esper.nissa.hub.HubStatistics.*": LIBRARY,
     "esper.nissa.hub.SinkStatistics.*": LIBRARY,
+    "esper.nissa.hub.flush.timeout_s": LIBRARY,
     "esper.nissa.journal.Journal.recovery": LIBRARY,
     "esper.nissa.journal.Recovery.*": LIBRARY,
     "esper.nissa.journal.cut_back.files": REPLACED,
@@ -257,6 +258,7 @@ ALLOWED: dict[str, str] = {
     "esper.nissa.server.build_app.max_connections": REPLACED,
     "esper.nissa.tailing.follow_file.wait": REPLACED,
     "esper.nissa.testing.RecordingHub*": DOUBLE,
+    "esper.nissa.testing.flush.timeout_s": DOUBLE,
     "esper.runtime.downloads.download.limit_s": REPLACED,
     "esper.runtime.formats._BoundedReader.readable": CALLED,
     "esper.runtime.tasks.register_task": LIBRARY,
@@ -266,8 +268,10 @@ ALLOWED: dict[str, str] = {
     "esper.simic.evaluation.statistics.bootstrap.num_draws": REPLACED,
     "esper.simic.training.grown.GrownHeader.*": WRITTEN,
     "esper.simic.training.grown.read_grown_header": LIBRARY,
+    "esper.simic.training.vectorized.run_job.monitors": TOOLS,
     "esper.tolaria.fences.FenceCall.operation": DOUBLE,
     "esper.tolaria.fences.RecordingFence": DOUBLE,
+    "esper.tolaria.supervisor.supervise.linger_s": REPLACED,
 }
 """Patterns of labels, and why src need not use what they match."""
 

@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from esper.leyline import payloads
 from esper.leyline.errors import EventDecodeError, UnknownNameError
 from esper.leyline.payloads import Payload, Volatile
+from esper.leyline.untyped_json import decode_json
 
 __all__ = [
     "EVENT_SPECS",
@@ -488,7 +489,7 @@ def events_schema() -> dict[str, Any]:
     """Return the JSON Schema of a line of `events.jsonl` or `operational.jsonl`."""
     schema = msgspec.json.schema(_EVENT_UNION)
     # Defaults of tuples stand there as tuples, which JSON does not know.
-    schema = msgspec.json.decode(msgspec.json.encode(schema))
+    schema = decode_json(msgspec.json.encode(schema))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Esper telemetry event",
