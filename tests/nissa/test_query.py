@@ -3,11 +3,13 @@
 import builtins
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 import pytest
+from backports import zstd
 from tests.nissa.fake_run import FakeRun
 from tests.simic.training.small_runs import LENIENT, small_run
 
@@ -89,9 +91,12 @@ def test_several_runs_are_told_apart_by_their_id(log: Path, tmp_path: Path) -> N
     assert rows == [("0a1b2c3d",), ("ffffffff",)]
 
 
-def test_compressed_log_is_read(log: Path, tmp_path: Path) -> None:
-    packed = tmp_path / "events.jsonl.gz"
-    packed.write_bytes(gzip.compress(log.read_bytes()))
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".zst", zstd.compress)])
+def test_compressed_log_is_read(
+    suffix: str, pack: Callable[[bytes], bytes], log: Path, tmp_path: Path
+) -> None:
+    packed = tmp_path / f"events.jsonl{suffix}"
+    packed.write_bytes(pack(log.read_bytes()))
 
     assert query_logs([packed], "SELECT count(*) FROM runs").rows == [(1,)]
 

@@ -78,11 +78,11 @@ def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None
 
 def _compression(logs: Sequence[Path]) -> str:
     """Name the one compression of all logs, as DuckDB guesses it by the file's name alone."""
-    kinds = {log.suffix.removeprefix(".") if is_compressed(log) else "none" for log in logs}
+    kinds = {log.suffix.removeprefix(".") if is_compressed(log) else "uncompressed" for log in logs}
     if len(kinds) > 1:
         raise UsageError("query: all logs must be compressed in the same way")
     kind = kinds.pop()
-    return {"gz": "gzip", "zst": "zstd"}.get(kind, "none")
+    return {"gz": "gzip", "zst": "zstd"}.get(kind, "uncompressed")
 
 
 def _one_sentence(error: Exception) -> str:
