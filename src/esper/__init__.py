@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["__version__", "load_grown"]
+__all__ = ["__distribution__", "__version__", "load_grown"]
 
+__distribution__ = "esper-grow"
+"""What pip installs; the name `esper` belongs to another project there."""
 __version__ = "0.1.0"
 
 

@@ -137,5 +137,5 @@ def test_missing_extra_is_named(log: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(builtins, "__import__", import_without_duckdb)
 
-    with pytest.raises(UsageError, match=r"pip install 'esper\[query\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'esper-grow\[query\]'"):
         query_logs([log], "SELECT 1")

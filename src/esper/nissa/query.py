@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from esper import __distribution__
 from esper.leyline.errors import UsageError
 from esper.nissa.lines import is_compressed
 from esper.nissa.views import VIEWS, view_sql
@@ -45,7 +46,7 @@ def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
         import duckdb
     except ImportError:
         raise UsageError(
-            "query needs duckdb, which is not installed; pip install 'esper[query]'"
+            f"query needs duckdb, which is not installed; pip install '{__distribution__}[query]'"
         ) from None
     with duckdb.connect(":memory:") as connection:
         try:
