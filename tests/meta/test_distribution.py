@@ -71,3 +71,8 @@ def test_install_commands_and_extras_name_our_distribution() -> None:
 def test_search_for_install_commands_sees_foreign_names(text: str, is_own: bool) -> None:
     assert all(map(is_ours, named_requirements(text))) == is_own
     assert named_requirements(text)
+
+
+def test_uv_installs_the_development_tools_by_default() -> None:
+    # uv installs the group named dev unless told otherwise; the extra is the list's one home.
+    assert PYPROJECT["dependency-groups"]["dev"] == [f"{PROJECT['name']}[dev]"]
