@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Deadlines and slow generation measure the machine, not Esper. Derandomized, so that a red run
@@ -38,3 +39,9 @@ keep_from_broken_tiles()
 # A shell lets its background jobs ignore SIGINT, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Run async tests on asyncio, which Esper runs on, and on nothing else."""
+    return "asyncio"

@@ -30,11 +30,6 @@ NUM_BATCHES = 7
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @dataclass(eq=False)
 class NotedEnv:
     env_id: int

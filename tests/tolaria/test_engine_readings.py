@@ -13,11 +13,6 @@ from esper.tolaria.stopping import StopFlag
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class ReadableWork(NotingWork):
     """Also answers what is asked about an env."""
 

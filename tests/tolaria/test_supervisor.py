@@ -21,11 +21,6 @@ WAIT_S = 20.0
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def watchdog_for(
     *lanes: Lane, stop: StopFlag, deadline_s: float = WAIT_S, told: list[LaneStalled] | None = None
 ) -> Watchdog:
