@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup run test check schema docs bench soak evidence clean
+.PHONY: setup run test check floors schema docs bench soak evidence clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,9 @@ check: setup  ## Style, types and the rules of the house.
 	$(BIN)/mypy
 	$(BIN)/python -m tools.lint_device_sync
 	$(BIN)/python -m pytest -q tests/meta tests/test_import_isolation.py
+
+floors: setup  ## Try the lowest versions that pyproject.toml allows, in a scratch environment.
+	$(BIN)/python -m tools.floors
 
 schema: setup  ## Write the committed event schema again.
 	$(BIN)/esper-telemetry schema > telemetry/schema/events.schema.json
