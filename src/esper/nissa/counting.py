@@ -157,6 +157,8 @@ _WAYS: Final[dict[CountBy, tuple[type[msgspec.Struct], _Keys]]] = {
 
 _FIRST: Final = itemgetter(0)
 _LAST: Final = itemgetter(-1)
+_PYTHON_MARKS: Final = (b"NaN", b"Infinity", rb"\ud", rb"\uD", b"\xef\xbb\xbf")
+"""One of them is in every text that Python's json reads and msgspec does not."""
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
@@ -318,15 +320,22 @@ def _read_head(line: bytes, head: type[msgspec.Struct]) -> msgspec.Struct:
     line.decode()  # msgspec skips the text of fields that the head does not have
     try:
         return msgspec.json.decode(line, type=head)
-    except msgspec.DecodeError:
+    except msgspec.DecodeError as error:
+        # A line that no reader accepts must not take more memory than it has.
+        if not _is_odd_scope(error) and not any(mark in line for mark in _PYTHON_MARKS):
+            raise
         # Most logs need no second reader.
         from esper.nissa.foreign import foreign_event
 
-        # It may hold NaN tokens, or fields of a kind we do not expect.
         event = foreign_event(line)
         if event is None:
             raise
         return _lenient_head(event, head)
+
+
+def _is_odd_scope(error: msgspec.DecodeError) -> bool:
+    """Tell whether a field other than the event type is of a kind we do not expect."""
+    return isinstance(error, msgspec.ValidationError) and "event_type" not in str(error)
 
 
 def _lenient_head(value: dict[str, object], head: type[msgspec.Struct]) -> msgspec.Struct:
