@@ -1,5 +1,7 @@
-"""Several PPO updates per round, in real runs: steps, streams, normalisers, schedules, resume."""
+"""PPO updates of whole runs, one or several per round, and how their metrics are merged."""
 
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from tests.simic.training.test_resuming import interrupted_run, resume
 from esper.leyline.errors import InvalidValueError
 from esper.leyline.telemetry import EventType
 from esper.simic.agent import ppo_update
+from esper.simic.agent.ppo_metrics import PPOMetrics, ppo_update_event
+from esper.simic.seed_management import aggregate_ppo_metrics, run_ppo_updates
+from esper.simic.training import policy_controller
 from esper.simic.training.checkpoints import read_checkpoint
 
 SHAPE = {"n_envs": 4, "max_epochs": 6, "n_episodes": 2, "lstm_hidden_dim": 32}
@@ -94,6 +99,29 @@ def test_every_update_has_an_order_of_rows_of_its_own(
 
     assert several[:4] == [tuple(map(tuple, rows)) for rows in orders]
     assert len({tuple(several[first : first + 4]) for first in (0, 4, 8)}) == 3
+
+
+def test_metrics_of_a_rounds_updates_are_merged_into_its_one_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series: list[tuple[PPOMetrics, ...]] = []
+
+    def noted(update: Callable[[int], PPOMetrics], num_updates: int) -> tuple[PPOMetrics, ...]:
+        series.append(run_ppo_updates(update, num_updates))
+        return series[-1]
+
+    monkeypatch.setattr(policy_controller, "run_ppo_updates", noted)
+    found = run(tmp_path, 3)
+
+    assert [len(updates) for updates in series] == [3, 3]
+    for updates, event in zip(series, updates_of(found), strict=True):
+        losses = [update.losses for update in updates]
+        assert event.num_optimizer_steps == sum(one.num_optimizer_steps for one in updates)
+        assert event.kl_divergence == max(one.kl_divergence for one in updates)
+        assert event.value_loss == pytest.approx(statistics.fmean(one.value_loss for one in losses))
+        assert len({one.value_loss for one in losses}) == 3, "the updates do not differ"
+        merged = ppo_update_event(aggregate_ppo_metrics(updates), event.update_ms)
+        assert merged == event
 
 
 def test_a_kl_stop_ends_the_series(tmp_path: Path) -> None:
