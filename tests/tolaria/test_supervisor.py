@@ -232,7 +232,8 @@ with stop_signals(StopFlag()):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 """
+    # Importing torch takes most of this time. A process that outlives the signal ends with 0.
     result = subprocess.run(
-        [sys.executable, "-c", script], timeout=WAIT_S, check=False, capture_output=True
+        [sys.executable, "-c", script], timeout=100, check=False, capture_output=True
     )
     assert result.returncode == 130
