@@ -9,6 +9,7 @@ that exercise each dependency.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             try_out(Path(folder), constraints)
         except subprocess.CalledProcessError as failed:
-            print(f"floors: {failed}", file=sys.stderr)
+            command = shlex.join(map(str, failed.cmd))
+            print(f"floors: exit code {failed.returncode} from {command}", file=sys.stderr)
             return 1
     print("floors: these work: " + ", ".join(f"{name} {floors[name]}" for name in sorted(floors)))
     return 0
