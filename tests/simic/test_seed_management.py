@@ -48,7 +48,7 @@ def test_a_seed_advances_through_its_gate_and_stays_where_the_gate_refuses() -> 
     granted(slot.germinate(WISH, generator(3)))
 
     context = HandlerContext(
-        model=model, seed_id="another", generator=generator(4), accuracy_pct=50.0
+        model=model, seed_id="another", generator=generator(4), accuracy_pct=50.0, step=0
     )
     action = ActionSpec(op=Op.ADVANCE, slot_id="r0c0")
     assert advance_active_seed(action, context).succeeded
