@@ -24,7 +24,7 @@ HEAD = """\
 Generated from the tables in `leyline/stages.py`, `kasmina/lifecycle.py` and `kasmina/gates.py` by
 `python -m tools.generate_lifecycle_docs`; a test fails when this page is stale.
 
-The lifecycle is a pure machine: a state and a wish give a new state and effects, which the slot
+The lifecycle is a pure machine: a state and a request give a new state and effects, which the slot
 applies to its modules before anybody is told. An empty slot has no state; the diagram calls that
 DORMANT. Refused operations change nothing and say why.
 """

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from esper.leyline.config import RunOptions
-from esper.simic.training.checkpoints import encode_checkpoint
+from esper.simic.training.checkpoint_store import encode_checkpoint
 from esper.simic.training.resuming import load_run
 
 __all__ = ["main"]

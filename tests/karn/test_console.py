@@ -8,7 +8,7 @@ import pytest
 from tests.karn.story import STARTED_TS, Story, Wire, failure, started
 
 from esper.karn.console import Console
-from esper.karn.words import duration, number, printable, sparkline
+from esper.karn.formatting import duration, number, printable, sparkline
 from esper.leyline import payloads
 from esper.leyline.telemetry import Event, EventScope
 

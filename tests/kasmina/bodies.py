@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional
 
 from esper.kasmina.hosts import build_host
-from esper.kasmina.lifecycle import Outcome, stage_of
+from esper.kasmina.lifecycle import Transition, stage_of
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.seed import Germination, Ramp
+from esper.kasmina.seed import GerminationRequest, Ramp
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.stages import LifecycleRules, Stage
@@ -21,7 +21,7 @@ EAGER = LifecycleRules(min_training_steps=0, min_blending_steps=0)
 """Rules under which a seed goes as far as it is asked to."""
 
 AT_ONCE = Ramp(num_steps=0)
-WISH = Germination(seed_id="s0", blueprint=Blueprint.NORM, tempo_steps=3)
+REQUEST = GerminationRequest(seed_id="s0", blueprint=Blueprint.NORM, tempo_steps=3)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -56,8 +56,8 @@ def plant(
     seed_id: str = "s0",
 ) -> None:
     """Germinate a seed and lead it, by legal steps, to a stage; BLENDING stands at alpha 0.5."""
-    wish = msgspec.structs.replace(WISH, blueprint=blueprint, style=style, seed_id=seed_id)
-    granted(slot.germinate(wish, generator(3)))
+    request = msgspec.structs.replace(REQUEST, blueprint=blueprint, style=style, seed_id=seed_id)
+    granted(slot.germinate(request, generator(3)))
     lead(slot, stage)
 
 
@@ -84,7 +84,7 @@ def _settle(slot: SeedSlot, alpha: float) -> None:
     granted(slot.set_alpha_target(alpha, AT_ONCE))
 
 
-def granted(outcome: Outcome) -> None:
+def granted(outcome: Transition) -> None:
     assert outcome.succeeded, outcome.refusal
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from esper.kasmina.alpha_controller import parked
-from esper.kasmina.seed import Germination, Measurements, PruneCause, SeedState
+from esper.kasmina.seed import GerminationRequest, Measurements, PruneCause, SeedState
 from esper.leyline.actions import Blueprint, Style
 from esper.leyline.alpha import AlphaState
 from esper.leyline.reports import GradientReading
@@ -11,7 +11,7 @@ from esper.leyline.stages import Stage
 
 HEALTHY = GradientReading(norm=1.0, ratio=0.5, health=1.0, has_vanishing=False, has_exploding=False)
 CAUSE = PruneCause(reason="test", initiator="policy")
-WISH = Germination(seed_id="s0", blueprint=Blueprint.NORM)
+REQUEST = GerminationRequest(seed_id="s0", blueprint=Blueprint.NORM)
 
 RESTING_ALPHA = {
     Stage.BLENDING: parked(0.5),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES, WISH, measured, seed_in
+from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES, REQUEST, measured, seed_in
 from tools.soak.lifecycle import PureWalk
 
 from esper.kasmina import lifecycle
@@ -18,9 +18,9 @@ from esper.kasmina.lifecycle import (
     Germinated,
     ModuleDropped,
     Operation,
-    Outcome,
     Pruned,
     StageChanged,
+    Transition,
 )
 from esper.kasmina.seed import Ramp, SeedState
 from esper.leyline.actions import Blueprint, Style
@@ -39,8 +39,8 @@ AUTOMATIC = LifecycleRules(auto_forward=(Gate.G1, Gate.G2, Gate.G3))
 SLOWLY = Ramp(num_steps=3)
 MOVING = retarget(parked(0.5), 1.0, 3)
 
-ASK: dict[Operation, Callable[[SeedState | None], Outcome]] = {
-    Operation.GERMINATE: lambda seed: lifecycle.germinate(seed, WISH, RULES),
+ASK: dict[Operation, Callable[[SeedState | None], Transition]] = {
+    Operation.GERMINATE: lambda seed: lifecycle.germinate(seed, REQUEST, RULES),
     Operation.ADVANCE: lambda seed: lifecycle.advance(seed, RULES),
     Operation.FOSSILIZE: lambda seed: lifecycle.fossilize(seed, RULES),
     Operation.PRUNE: lambda seed: lifecycle.prune(seed, CAUSE),
@@ -60,7 +60,7 @@ def ticked(state: SeedState | None, num_ticks: int = 1, rules: LifecycleRules = 
     return live(state)
 
 
-def kinds(outcome: Outcome) -> list[type]:
+def kinds(outcome: Transition) -> list[type]:
     return [type(effect) for effect in outcome.effects]
 
 
@@ -80,7 +80,7 @@ def test_operation_is_refused_exactly_outside_its_stages(
 
     assert outcome.succeeded == (stage in OPERATIONS[operation].stages)
     if not outcome.succeeded:
-        assert outcome == Outcome(
+        assert outcome == Transition(
             state=seed, refusal=f"cannot {operation.value} a seed in stage {stage.name}"
         )
         assert outcome.state is seed
@@ -100,17 +100,17 @@ def test_operation_that_moves_alpha_is_refused_while_it_moves(operation: Operati
 @pytest.mark.parametrize("target", [0.0, -0.5, 1.01, float("nan")])
 def test_alpha_target_out_of_range_is_refused(target: float) -> None:
     seed = seed_in(Stage.HOLDING)
-    wish = msgspec.structs.replace(WISH, alpha_target=target)
+    request = msgspec.structs.replace(REQUEST, alpha_target=target)
 
     assert lifecycle.set_alpha_target(seed, target, SLOWLY).state is seed
     assert not lifecycle.set_alpha_target(seed, target, SLOWLY).succeeded
-    assert not lifecycle.germinate(None, wish, RULES).succeeded
+    assert not lifecycle.germinate(None, request, RULES).succeeded
 
 
 def test_germination_without_a_ramp_is_refused() -> None:
-    wish = msgspec.structs.replace(WISH, tempo_steps=0)
+    request = msgspec.structs.replace(REQUEST, tempo_steps=0)
 
-    assert lifecycle.germinate(None, wish, RULES).state is None
+    assert lifecycle.germinate(None, request, RULES).state is None
 
 
 def test_failed_gate_leaves_the_state_and_says_which_checks_failed() -> None:
@@ -126,9 +126,9 @@ def test_failed_gate_leaves_the_state_and_says_which_checks_failed() -> None:
 
 
 def test_germination_of_the_placeholder_fails_its_gate() -> None:
-    wish = msgspec.structs.replace(WISH, blueprint=Blueprint.NOOP)
+    request = msgspec.structs.replace(REQUEST, blueprint=Blueprint.NOOP)
 
-    outcome = lifecycle.germinate(None, wish, RULES)
+    outcome = lifecycle.germinate(None, request, RULES)
 
     assert (outcome.state, outcome.refusal) == (None, "gate G0 failed: blueprint")
 
@@ -136,10 +136,12 @@ def test_germination_of_the_placeholder_fails_its_gate() -> None:
 # --- Operations ----------------------------------------------------------------------------------
 
 
-def test_germination_plants_a_seed_that_remembers_the_wish() -> None:
-    wish = msgspec.structs.replace(WISH, style=Style.GATED_GATE, tempo_steps=8, accuracy_pct=42.0)
+def test_germination_plants_a_seed_that_remembers_the_request() -> None:
+    request = msgspec.structs.replace(
+        REQUEST, style=Style.GATED_GATE, tempo_steps=8, accuracy_pct=42.0
+    )
 
-    outcome = lifecycle.germinate(None, wish, RULES)
+    outcome = lifecycle.germinate(None, request, RULES)
 
     seed = live(outcome.state)
     assert kinds(outcome) == [GateEvaluated, Germinated]
@@ -185,8 +187,8 @@ def test_fossilization_tells_the_gate_the_change_and_the_fossil_in_this_order() 
 
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_fossil_knows_the_steps_in_which_it_was_planted_and_made_permanent(num_steps: int) -> None:
-    wish = msgspec.structs.replace(WISH, step=7)
-    seed = live(lifecycle.germinate(None, wish, RULES).state)
+    request = msgspec.structs.replace(REQUEST, step=7)
+    seed = live(lifecycle.germinate(None, request, RULES).state)
     for _ in range(num_steps):
         seed = live(lifecycle.tick(seed, RULES).state)
     held = msgspec.structs.replace(
@@ -261,7 +263,7 @@ def test_full_target_keeps_a_held_seed_where_it_is() -> None:
 
     outcome = lifecycle.set_alpha_target(seed, 1.0, SLOWLY)
 
-    assert outcome == Outcome(state=seed)
+    assert outcome == Transition(state=seed)
 
 
 def test_upward_target_does_not_freeze() -> None:
@@ -302,7 +304,7 @@ def test_tick_counts_one_step_in_every_stage(stage: Stage) -> None:
 
 
 def test_tick_of_an_empty_slot_does_nothing() -> None:
-    assert lifecycle.tick(None, RULES) == Outcome(state=None)
+    assert lifecycle.tick(None, RULES) == Transition(state=None)
 
 
 def test_contribution_that_was_never_measured_never_ages() -> None:
@@ -336,7 +338,7 @@ def test_without_auto_forward_time_moves_no_seed_on(stage: Stage) -> None:
 
 
 def test_auto_forward_carries_a_healthy_seed_to_holding_and_no_further() -> None:
-    seed = live(lifecycle.germinate(None, WISH, AUTOMATIC).state)
+    seed = live(lifecycle.germinate(None, REQUEST, AUTOMATIC).state)
     seed = msgspec.structs.replace(seed, measured=seed_in(Stage.TRAINING).measured)
     stages = []
     for _ in range(30):
@@ -350,7 +352,7 @@ def test_auto_forward_carries_a_healthy_seed_to_holding_and_no_further() -> None
 
 
 def test_seed_germinated_in_a_step_is_training_after_its_tick() -> None:
-    seed = lifecycle.germinate(None, WISH, AUTOMATIC).state
+    seed = lifecycle.germinate(None, REQUEST, AUTOMATIC).state
 
     assert ticked(seed, rules=AUTOMATIC).stage is Stage.TRAINING
 

@@ -1,4 +1,4 @@
-"""Any sequence of wishes and steps keeps a slot lawful; a failing one is shrunk to its core."""
+"""Any sequence of requests and steps keeps a slot lawful; a failing one is shrunk to its core."""
 
 import msgspec
 from hypothesis import settings
@@ -8,9 +8,9 @@ from tests.kasmina.seeds import CAUSE, HEALTHY
 from tools.soak.lifecycle import AUTO_FORWARD, check_outcome
 
 from esper.kasmina import lifecycle
-from esper.kasmina.lifecycle import Outcome
+from esper.kasmina.lifecycle import Transition
 from esper.kasmina.seed import (
-    Germination,
+    GerminationRequest,
     Ramp,
     SeedState,
     with_accuracy,
@@ -22,8 +22,8 @@ from esper.leyline.alpha import AlphaCurve
 from esper.leyline.stages import LifecycleRules
 
 ramps = st.builds(Ramp, num_steps=st.integers(0, 4), curve=st.sampled_from(AlphaCurve))
-wishes = st.builds(
-    Germination,
+requests = st.builds(
+    GerminationRequest,
     seed_id=st.sampled_from(["", "s"]),
     blueprint=st.sampled_from(Blueprint),
     style=st.sampled_from(Style),
@@ -48,13 +48,13 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.rules = rules
         self.state: SeedState | None = None
 
-    def accept(self, outcome: Outcome, *, is_tick: bool = False) -> None:
+    def accept(self, outcome: Transition, *, is_tick: bool = False) -> None:
         check_outcome(self.state, outcome, is_tick=is_tick)
         self.state = outcome.state
 
-    @rule(wish=wishes)
-    def germinate(self, wish: Germination) -> None:
-        self.accept(lifecycle.germinate(self.state, wish, self.rules))
+    @rule(request=requests)
+    def germinate(self, request: GerminationRequest) -> None:
+        self.accept(lifecycle.germinate(self.state, request, self.rules))
 
     @rule()
     def advance(self) -> None:

@@ -11,8 +11,8 @@ import torch
 from tests.kasmina.bodies import (
     AT_ONCE,
     BLUEPRINT,
+    REQUEST,
     SPECS,
-    WISH,
     disturb,
     generator,
     granted,
@@ -262,7 +262,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_changes(damage: str
 
 def test_whole_life_through_the_model() -> None:
     model = grown()
-    granted(model.germinate("r0c0", WISH, generator()))
+    granted(model.germinate("r0c0", REQUEST, generator()))
     granted(model.slot("r0c0").advance())
     assert not model.slot("r0c0").advance().succeeded
 
@@ -271,7 +271,7 @@ def test_whole_life_through_the_model() -> None:
         model.tick()
 
     assert model.reports() == {}
-    granted(model.germinate("r0c0", WISH, generator()))
+    granted(model.germinate("r0c0", REQUEST, generator()))
 
 
 def test_unknown_slot_is_refused_by_name() -> None:

@@ -25,9 +25,9 @@ from esper.kasmina.optimizers import (
     SeedOptimizers,
     build_sgd,
     clip_gradients,
-    follow_gradients,
     forget_gradients,
     gradients_of,
+    sgd_step,
 )
 from esper.kasmina.seed import Ramp
 from esper.leyline.actions import Blueprint, Style, Topology
@@ -277,7 +277,7 @@ def test_following_gradients_equals_the_step_of_the_plain_optimizer(weight_decay
             for index, parameter in enumerate(parameters):
                 gradient = None if index in left_out else parameter.detach().sin()
                 parameter.grad = gradient
-        follow_gradients(optimizer)
+        sgd_step(optimizer)
         reference.step()
 
     assert_equal_lists(ours, plain)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.kasmina.bodies import (
     AT_ONCE,
-    WISH,
+    REQUEST,
     bare_slot,
     disturb,
     features,
@@ -214,7 +214,7 @@ def test_compose_takes_one_alpha_per_sample() -> None:
     assert torch.equal(mixed[1:], slot(h)[1:])
 
 
-# --- Germination ---------------------------------------------------------------------------------
+# --- Germination ---------------------------------------------------------------------------
 
 
 @seeded
@@ -252,13 +252,13 @@ def test_germination_that_fails_its_probe_leaves_an_empty_slot(
     monkeypatch.setattr(slot_module, "build_seed", lambda *_: nn.Conv2d(4, 5, 1))
 
     with pytest.raises(ContractError, match="a seed must keep the shape"):
-        slot.germinate(WISH, generator())
+        slot.germinate(REQUEST, generator())
 
     assert (slot.state, slot.seed, slot.gate, slot.num_params) == (None, None, None, 0)
     assert told == []
     assert list(slot.parameters()) == []
     monkeypatch.undo()
-    granted(slot.germinate(WISH, generator()))
+    granted(slot.germinate(REQUEST, generator()))
 
 
 def test_blueprint_of_the_other_topology_leaves_an_empty_slot() -> None:
@@ -275,7 +275,7 @@ def test_second_germination_changes_nothing() -> None:
     plant(slot)
     seed, state = slot.seed, slot.state
 
-    outcome = slot.germinate(WISH, generator())
+    outcome = slot.germinate(REQUEST, generator())
 
     assert not outcome.succeeded
     assert slot.seed is seed
@@ -414,7 +414,7 @@ def test_listener_that_raises_at_germination_leaves_a_whole_seed() -> None:
 
     slot.emit = refuse
     with pytest.raises(Deaf):
-        slot.germinate(WISH, generator())
+        slot.germinate(REQUEST, generator())
 
     assert slot.state is not None
     assert slot.seed is not None

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from tests.nissa.fake_run import FakeRun, write_run
 from tests.nissa.test_normalizing import line_of
-from tests.nissa.test_scanning import index_of, swap
+from tests.nissa.test_run_profile import index_of, swap
 
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.telemetry import EVENT_SPECS, CountClass, EventType
-from esper.nissa import diff, scanning
+from esper.nissa import diff, run_profile
 from esper.nissa.baselines import capture, read_baseline, write_baseline
 from esper.nissa.diff import Difference, diff_paths
 
@@ -125,7 +125,7 @@ def test_changed_value_is_found_where_it_is(tmp_path: Path) -> None:
 def test_difference_behind_the_first_blocks_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanning, "BLOCK_LINES", 16)
+    monkeypatch.setattr(run_profile, "BLOCK_LINES", 16)
     monkeypatch.setattr(diff, "BLOCK_LINES", 16)
     lines = list(SHAPE.lines())
     lines[-1] = edited(lines[-1], status="interrupted")

@@ -14,7 +14,7 @@ from esper.nissa.counting import CountBy, CountTask, count_part
 from esper.nissa.diff import diff_paths
 from esper.nissa.normalizing import differing_paths, normal_form
 from esper.nissa.rendering import render_line
-from esper.nissa.scanning import ScanTask, scan_log
+from esper.nissa.run_profile import ScanTask, scan_log
 from esper.nissa.validation import validate_log
 
 EVENTS = st.builds(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.nissa.fake_run import FakeRun, write_log, write_run
-from tests.nissa.test_scanning import index_of
+from tests.nissa.test_run_profile import index_of
 
 from esper.leyline.errors import UnreadableFileError
 from esper.nissa.files import FileSystem

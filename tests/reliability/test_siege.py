@@ -21,7 +21,7 @@ from tools.soak.siege import (
     rss_bytes,
 )
 
-from esper.nissa.server import MAX_RUSH, _Arrivals
+from esper.nissa.server import ACCEPT_BURST, _TokenBucket
 
 MAX_GROWTH_BYTES = 32 << 20
 BEARER = f"Authorization: Bearer {TOKEN}"
@@ -107,7 +107,7 @@ def test_storm_of_reconnections_leaves_nobody_behind(served: Served) -> None:
 def test_those_who_come_too_fast_wait_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.nissa.server.MAX_RUSH", 3)
+    monkeypatch.setattr("esper.nissa.server.ACCEPT_BURST", 3)
     with served_hub(tmp_path, max_arrivals_per_s=0.001) as served:
         for _ in range(3):
             with RawClient(served.port) as client:
@@ -122,7 +122,7 @@ def test_those_who_come_too_fast_wait_outside(
 def test_those_who_wait_are_let_in_when_their_time_has_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.nissa.server.MAX_RUSH", 1)
+    monkeypatch.setattr("esper.nissa.server.ACCEPT_BURST", 1)
     with served_hub(tmp_path, max_arrivals_per_s=20.0) as served:
         patient = [RawClient(served.port) for _ in range(10)]
         assert [client.request() for client in patient] == [101] * 10
@@ -131,16 +131,16 @@ def test_those_who_wait_are_let_in_when_their_time_has_come(
 
 
 def test_arrivals_never_come_faster_than_their_rate_after_the_rush() -> None:
-    arrivals, now_s, came_s = _Arrivals(per_s=2.0), 100.0, []
-    for _ in range(MAX_RUSH + 20):
+    arrivals, now_s, came_s = _TokenBucket(per_s=2.0), 100.0, []
+    for _ in range(ACCEPT_BURST + 20):
         came_s.append(now_s)
         now_s += arrivals.wait_after_one(now_s)
-    assert came_s[:MAX_RUSH] == [100.0] * MAX_RUSH
-    assert came_s[MAX_RUSH:] == pytest.approx([100.5 + 0.5 * index for index in range(20)])
+    assert came_s[:ACCEPT_BURST] == [100.0] * ACCEPT_BURST
+    assert came_s[ACCEPT_BURST:] == pytest.approx([100.5 + 0.5 * index for index in range(20)])
 
 
 def test_those_who_come_slowly_enough_never_wait() -> None:
-    arrivals = _Arrivals(per_s=2.0)
+    arrivals = _TokenBucket(per_s=2.0)
     assert all(arrivals.wait_after_one(0.5 * index) == 0.0 for index in range(2000))
 
 

@@ -211,7 +211,7 @@ def test_signal_ends_an_evaluation_with_the_way_on(tmp_path: Path) -> None:
 _EVALUATION = """
 import sys
 from esper.scripts.train import main
-from esper.simic.evaluation import growing
+from esper.simic.evaluation import evaluation_round
 
 def told(*arguments, build=growing.build_engine):
     print("growing", flush=True)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.kasmina.bodies import WISH, granted, grown
+from tests.kasmina.bodies import REQUEST, granted, grown
 from tests.simic.agent.rollouts import learn_round, play_round, small_agent
 from tests.tamiyo.policies import generator
 
@@ -45,7 +45,7 @@ def metrics() -> PPOMetrics:
 def test_a_seed_advances_through_its_gate_and_stays_where_the_gate_refuses() -> None:
     model = grown()
     slot = model.slot("r0c0")
-    granted(slot.germinate(WISH, generator(3)))
+    granted(slot.germinate(REQUEST, generator(3)))
 
     context = HandlerContext(
         model=model, seed_id="another", generator=generator(4), accuracy_pct=50.0, step=0

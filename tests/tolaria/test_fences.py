@@ -102,7 +102,7 @@ def test_cuda_env_keeps_one_stream_and_shares_it_with_nobody(cuda: CudaDouble) -
     for _ in range(2):
         one.synchronize()
     two.synchronize()
-    one.keep(cuda.tensor("inputs"), cuda.tensor("targets"))
+    one.record_stream(cuda.tensor("inputs"), cuda.tensor("targets"))
 
     assert cuda.calls == [
         *["synchronize stream 0"] * 2,
@@ -171,7 +171,7 @@ def test_cpu_has_nothing_to_wait_for_nor_a_memory_probe() -> None:
     fence = build_fence(torch.device("cpu"))
 
     fence.await_transfers()
-    fence.keep(torch.ones(1))
+    fence.record_stream(torch.ones(1))
     fence.synchronize()
 
     assert isinstance(fence, CpuFence)
@@ -181,7 +181,7 @@ def test_cpu_has_nothing_to_wait_for_nor_a_memory_probe() -> None:
 def lose_a_batch(fence: Fence) -> None:
     with fence.entered(is_training=False):
         fence.await_transfers()
-        fence.keep(torch.ones(1), torch.ones(1))
+        fence.record_stream(torch.ones(1), torch.ones(1))
         raise RuntimeError("lost")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers
-from esper.kasmina.seed import Germination, SeedState
+from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot import NO_MODULES, SeedSlot
 from esper.leyline.attribution import Ablation
 from esper.leyline.stages import COOLDOWN_STAGES
@@ -58,7 +58,7 @@ class _Env:
         """Take on the seeds of a step."""
         for slot_id, state in now.seeds.items():
             _grow(self.model.slot(slot_id), state, self.seed_generator)
-        self.seed_optimizers.follow(self.model)
+        self.seed_optimizers.sync_with(self.model)
         self.model.train()
 
     def train(self, batch: Batch) -> None:
@@ -91,8 +91,10 @@ def _grow(slot: SeedSlot, state: SeedState | None, generator: torch.Generator) -
     known = None if slot.state is None else slot.state.seed_id
     if state is not None and state.seed_id != known and state.stage not in COOLDOWN_STAGES:
         slot.restore(None, NO_MODULES)
-        wish = Germination(seed_id=state.seed_id, blueprint=state.blueprint, style=state.style)
-        slot.germinate(wish, generator)
+        request = GerminationRequest(
+            seed_id=state.seed_id, blueprint=state.blueprint, style=state.style
+        )
+        slot.germinate(request, generator)
     slot.restore(state, slot.modules_for(state))
 
 

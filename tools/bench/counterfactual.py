@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.kasmina.counterfactual import full_factorial, prefix_counts
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.seed import Germination
+from esper.kasmina.seed import GerminationRequest
 from esper.leyline.actions import Blueprint, Tempo
 from esper.leyline.attribution import Ablation
 from esper.leyline.reports import GradientReading
@@ -35,13 +35,13 @@ def grown_model(num_seeds: int) -> MorphogeneticModel:
     rules = LifecycleRules(min_training_steps=0)
     model = MorphogeneticModel(build_host(HOST, generator), slot_ids, rules)
     for slot_id in slot_ids[:num_seeds]:
-        wish = Germination(
+        request = GerminationRequest(
             seed_id=slot_id,
             blueprint=Blueprint.CONV_LIGHT,
             tempo_steps=Tempo.STANDARD.steps,
             alpha_target=0.5,
         )
-        model.germinate(slot_id, wish, generator)
+        model.germinate(slot_id, request, generator)
         model.slot(slot_id).record_gradient(HEALTHY)
         model.slot(slot_id).advance()
         model.slot(slot_id).advance()

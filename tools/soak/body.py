@@ -13,15 +13,15 @@ from tools.soak.lifecycle import (
     check_outcome,
     measured_at_random,
     random_ramp,
+    random_request,
     random_rules,
-    random_wish,
 )
 from torch import nn
 from torch.nn import functional
 
 from esper.kasmina import lifecycle
 from esper.kasmina.hosts import build_host
-from esper.kasmina.lifecycle import Outcome
+from esper.kasmina.lifecycle import Transition
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers
 from esper.kasmina.slot import SeedSlot
@@ -35,7 +35,7 @@ STEPS_BETWEEN_BATCHES = 25
 
 @dataclass(eq=False, slots=True)
 class BodyWalk:
-    """Random wishes to the slots of one model after another, with a training batch in between."""
+    """Random requests to the slots of one model after another, with a training batch in between."""
 
     rng: random.Random
     num_changes: int = 0
@@ -79,12 +79,12 @@ class BodyWalk:
         if seed is not None and slot.seed is None:
             self._dropped.append(weakref.ref(seed))
 
-    def _ask(self, operation: str, slot: SeedSlot) -> Outcome:
+    def _ask(self, operation: str, slot: SeedSlot) -> Transition:
         match operation:
             case "germinate":
                 blueprints = BLUEPRINTS_BY_TOPOLOGY[Topology.CNN]
-                wish = random_wish(self.rng, f"s{self.num_changes}", blueprints)
-                return slot.germinate(wish, self._generator)
+                request = random_request(self.rng, f"s{self.num_changes}", blueprints)
+                return slot.germinate(request, self._generator)
             case "advance":
                 return slot.advance()
             case "fossilize":

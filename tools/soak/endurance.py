@@ -19,7 +19,7 @@ from tools.soak.tiny import IMAGES, register_tiny_tasks
 from esper.leyline.errors import InterruptedRunError
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
-from esper.simic.training.keeper import Keeper
+from esper.simic.training.checkpointer import Checkpointer
 from esper.simic.training.vectorized import run_job
 
 QUICK_S, FULL_S = 20.0, 1_800.0
@@ -82,13 +82,13 @@ def long_run(folder: Path, seconds: float) -> Logbook:
         "run": {"telemetry_dir": str(folder), "lanes": 2, "fsync": "never"},
     }
     job, _ = merge_job(("soak", layer), tasks=all_tasks())
-    logbook, save = Logbook(seconds), Keeper.save
+    logbook, save = Logbook(seconds), Checkpointer.save
 
-    def saving(keeper: Keeper, *arguments: Any, **options: Any) -> Any:
+    def saving(checkpointer: Checkpointer, *arguments: Any, **options: Any) -> Any:
         logbook.note()
-        return save(keeper, *arguments, **options)
+        return save(checkpointer, *arguments, **options)
 
-    with mock.patch.object(Keeper, "save", saving):
+    with mock.patch.object(Checkpointer, "save", saving):
         try:
             run_job(job, shutdown_event=logbook.stop)
         except InterruptedRunError:

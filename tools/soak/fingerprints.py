@@ -10,7 +10,7 @@ import torch
 from esper.nissa.journal import EVENTS_FILE
 from esper.nissa.normalizing import normal_form
 from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY
-from esper.simic.training.checkpoints import CheckpointStore, read_checkpoint
+from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
 
 VOLATILE_KEYS = frozenset({"duration_s", "num_bytes", "job", "run_id"})
 """What a checkpoint holds of clocks, sizes, paths and names."""

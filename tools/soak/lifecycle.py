@@ -12,11 +12,11 @@ from esper.kasmina.lifecycle import (
     GateEvaluated,
     Germinated,
     ModuleDropped,
-    Outcome,
     StageChanged,
+    Transition,
 )
 from esper.kasmina.seed import (
-    Germination,
+    GerminationRequest,
     PruneCause,
     Ramp,
     SeedState,
@@ -53,9 +53,11 @@ def random_rules(rng: random.Random) -> LifecycleRules:
     )
 
 
-def random_wish(rng: random.Random, seed_id: str, blueprints: tuple[Blueprint, ...]) -> Germination:
-    """Draw a wish, now and then one that must be refused."""
-    return Germination(
+def random_request(
+    rng: random.Random, seed_id: str, blueprints: tuple[Blueprint, ...]
+) -> GerminationRequest:
+    """Draw a request, now and then one that must be refused."""
+    return GerminationRequest(
         seed_id=seed_id if rng.random() < 0.95 else "",
         blueprint=rng.choice(blueprints),
         style=rng.choice(tuple(Style)),
@@ -110,7 +112,7 @@ def check_state(state: SeedState | None) -> None:
     assert state.previous_stage is Stage.DORMANT or state.stage in TRANSITIONS[state.previous_stage]
 
 
-def check_outcome(before: SeedState | None, outcome: Outcome, *, is_tick: bool) -> int:
+def check_outcome(before: SeedState | None, outcome: Transition, *, is_tick: bool) -> int:
     """Hold what must be true of one step of the machine; return how many stages changed."""
     after = outcome.state
     check_state(after)
@@ -178,11 +180,11 @@ class PureWalk:
         self.seen.add((lifecycle.stage_of(before), lifecycle.stage_of(outcome.state)))
         self.state = outcome.state
 
-    def _ask(self, operation: str, state: SeedState | None) -> Outcome:
+    def _ask(self, operation: str, state: SeedState | None) -> Transition:
         match operation:
             case "germinate":
-                wish = random_wish(self.rng, f"s{self.num_changes}", tuple(Blueprint))
-                return lifecycle.germinate(state, wish, self.rules)
+                request = random_request(self.rng, f"s{self.num_changes}", tuple(Blueprint))
+                return lifecycle.germinate(state, request, self.rules)
             case "advance":
                 return lifecycle.advance(state, self.rules)
             case "fossilize":
@@ -204,7 +206,9 @@ class PureWalk:
             return False
         return state.alpha.mode is AlphaMode.HOLD and 0.0 < target <= 1.0
 
-    def _check_embargo(self, before: SeedState | None, outcome: Outcome, *, is_tick: bool) -> None:
+    def _check_embargo(
+        self, before: SeedState | None, outcome: Transition, *, is_tick: bool
+    ) -> None:
         if before is None or before.stage is not Stage.EMBARGOED:
             self.embargo_ticks = 0
             return

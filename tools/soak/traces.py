@@ -18,7 +18,7 @@ from tools.soak.tiny import IMAGES
 from esper.nissa.files import FileSystem
 from esper.nissa.journal import EVENTS_FILE, cut_back, open_journal
 from esper.nissa.run_directory import MANIFEST_FILE
-from esper.simic.training.checkpoints import read_checkpoint
+from esper.simic.training.checkpoint_store import read_checkpoint
 from esper.simic.training.resuming import load_run
 
 QUICK_STRIDE = 4

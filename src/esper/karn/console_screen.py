@@ -7,6 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from esper.karn.formatting import MISSING, STAGE_LABELS, duration, number, printable, sparkline
 from esper.karn.snapshot import (
     AlarmView,
     EnvAttention,
@@ -17,7 +18,6 @@ from esper.karn.snapshot import (
     Snapshot,
 )
 from esper.karn.thresholds import THRESHOLDS, Grade, grade
-from esper.karn.words import MISSING, STAGE_LABELS, duration, number, printable, sparkline
 from esper.leyline.telemetry import Severity
 
 __all__ = ["alarm_line", "draw_screen", "draw_summary", "round_line", "start_line"]

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from esper.karn.marks import Marks
+from esper.karn.change_versions import ChangeVersions
 from esper.karn.snapshot import ActionMix, HeadView, PolicyView, RoundView, StepView
 from esper.karn.thresholds import LIMITS
 from esper.leyline import payloads
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class RoundTrack:
     """One row per round; with too many, the older half is thinned."""
 
-    marks: Marks = field(default_factory=Marks)
+    marks: ChangeVersions = field(default_factory=ChangeVersions)
     rows: dict[int, RoundView] = field(default_factory=dict)
     best_mean_pct: float | None = None
     """Best round mean ever, thinned rounds included."""
@@ -110,7 +110,7 @@ class RoundTrack:
 class StepTrack:
     """Mean and band of the accuracies, step by step; starts over with each round."""
 
-    marks: Marks = field(default_factory=Marks)
+    marks: ChangeVersions = field(default_factory=ChangeVersions)
     round: int | None = None
     rows: dict[int, StepView] = field(default_factory=dict)
 
@@ -136,7 +136,7 @@ class StepTrack:
         _thin(self.rows, self.marks, version)
 
 
-def _thin(rows: dict[int, T], marks: Marks, version: int) -> None:
+def _thin(rows: dict[int, T], marks: ChangeVersions, version: int) -> None:
     """Drop every second row of the older half when there are too many; recent ones stay whole."""
     if len(rows) > LIMITS.max_rounds:
         dropped = list(rows)[1 : LIMITS.max_rounds // 2 : 2]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from esper.karn.marks import Marks
+from esper.karn.change_versions import ChangeVersions
 from esper.karn.snapshot import SeedView
 from esper.karn.thresholds import LIMITS
 from esper.leyline import payloads
@@ -35,7 +35,7 @@ class _Life:
 class SeedTrack:
     """The newest lives, numbered in order of germination."""
 
-    marks: Marks = field(default_factory=Marks)
+    marks: ChangeVersions = field(default_factory=ChangeVersions)
     _lives: dict[int, _Life] = field(default_factory=dict)
     _growing: dict[tuple[int, str], int] = field(default_factory=dict)
     """Number of the life that a slot of an env holds."""

@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType, structs
 
 from esper.karn.alarms import AlarmBoard, is_alarm
 from esper.karn.attention import rank_envs
+from esper.karn.change_versions import ChangeVersions
 from esper.karn.env_track import EnvTrack
-from esper.karn.marks import Marks
 from esper.karn.progress import ProgressTrack
 from esper.karn.round_track import RoundTrack, StepTrack
 from esper.karn.seed_track import SeedTrack
@@ -55,7 +55,7 @@ class ViewModel:
         self._steps = StepTrack()
         self._seeds = SeedTrack()
         self._envs: dict[int, EnvTrack] = {}
-        self._env_marks = Marks()
+        self._env_marks = ChangeVersions()
         self._alarms = AlarmBoard()
         self._live_counts: dict[str, int] = {}
         self._live_successes: dict[str, int] = {}
@@ -387,7 +387,7 @@ class ViewModel:
         return self._alarms.counts
 
 
-def _news(marks: Marks, since: int, view: Callable[[int], T]) -> dict[int, T] | UnsetType:
+def _news(marks: ChangeVersions, since: int, view: Callable[[int], T]) -> dict[int, T] | UnsetType:
     """Return the entries that a client at this version lacks; UNSET when it has them all."""
     keys = marks.since(since)
     if keys is None:

@@ -1,4 +1,4 @@
-"""The seed's lifecycle as a pure machine: a state and a wish give a new state and effects.
+"""The seed's lifecycle as a pure machine: a state and a request give a new state and effects.
 
 Counters: `tick` is called once per step, after the step's decision. It first looks at what the
 stage asks for and then counts, so that at every decision `steps_in_stage` is the number of training
@@ -13,7 +13,7 @@ import msgspec
 
 from esper.kasmina import alpha_controller
 from esper.kasmina.gates import evaluate_gate
-from esper.kasmina.seed import Germination, Measurements, PruneCause, Ramp, SeedState
+from esper.kasmina.seed import GerminationRequest, Measurements, PruneCause, Ramp, SeedState
 from esper.leyline.alpha import ALPHA_TOLERANCE, DEFAULT_STEEPNESS, AlphaMode, AlphaState
 from esper.leyline.stages import (
     ADVANCEABLE_STAGES,
@@ -37,7 +37,7 @@ __all__ = [
     "ModuleDropped",
     "Operation",
     "OperationRule",
-    "Outcome",
+    "Transition",
     "Pruned",
     "StageChanged",
     "advance",
@@ -158,8 +158,8 @@ Effect: TypeAlias = (
 )
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a wish; a refused one leaves the state as it was."""
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request; a refused one leaves the state as it was."""
 
     state: SeedState | None
     effects: tuple[Effect, ...] = ()
@@ -167,7 +167,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Tell whether the wish was granted."""
+        """Tell whether the request was granted."""
         return self.refusal is None
 
 
@@ -176,79 +176,81 @@ def stage_of(state: SeedState | None) -> Stage:
     return Stage.DORMANT if state is None else state.stage
 
 
-def germinate(state: SeedState | None, wish: Germination, rules: LifecycleRules) -> Outcome:
+def germinate(
+    state: SeedState | None, request: GerminationRequest, rules: LifecycleRules
+) -> Transition:
     """Plant a seed in an empty slot."""
     refusal = _refusal(Operation.GERMINATE, state)
-    if refusal is None and not 0.0 < wish.alpha_target <= 1.0:
-        refusal = f"alpha target {wish.alpha_target} is not above 0 and at most 1"
-    if refusal is None and wish.tempo_steps < 1:
-        refusal = f"a first ramp of {wish.tempo_steps} steps is too short"
+    if refusal is None and not 0.0 < request.alpha_target <= 1.0:
+        refusal = f"alpha target {request.alpha_target} is not above 0 and at most 1"
+    if refusal is None and request.tempo_steps < 1:
+        refusal = f"a first ramp of {request.tempo_steps} steps is too short"
     if refusal is not None:
-        return Outcome(state=state, refusal=refusal)
+        return Transition(state=state, refusal=refusal)
     seed = SeedState(
-        seed_id=wish.seed_id,
-        blueprint=wish.blueprint,
-        style=wish.style,
-        tempo_steps=wish.tempo_steps,
-        alpha_target=wish.alpha_target,
+        seed_id=request.seed_id,
+        blueprint=request.blueprint,
+        style=request.style,
+        tempo_steps=request.tempo_steps,
+        alpha_target=request.alpha_target,
         stage=Stage.GERMINATED,
         previous_stage=Stage.DORMANT,
-        germinated_at_step=wish.step,
+        germinated_at_step=request.step,
         measured=Measurements(
-            accuracy_at_germination_pct=wish.accuracy_pct,
-            accuracy_at_stage_start_pct=wish.accuracy_pct,
-            current_accuracy_pct=wish.accuracy_pct,
+            accuracy_at_germination_pct=request.accuracy_pct,
+            accuracy_at_stage_start_pct=request.accuracy_pct,
+            current_accuracy_pct=request.accuracy_pct,
         ),
     )
     gate = GateEvaluated(seed.seed_id, evaluate_gate(seed, Stage.GERMINATED, rules))
     if not gate.result.passed:
-        return Outcome(state=None, effects=(gate,), refusal=_gate_refusal(gate.result))
-    return Outcome(state=seed, effects=(gate, Germinated(seed)))
+        return Transition(state=None, effects=(gate,), refusal=_gate_refusal(gate.result))
+    return Transition(state=seed, effects=(gate, Germinated(seed)))
 
 
-def advance(state: SeedState | None, rules: LifecycleRules) -> Outcome:
+def advance(state: SeedState | None, rules: LifecycleRules) -> Transition:
     """Try the gate to the next stage: TRAINING, BLENDING or HOLDING."""
     refusal = _refusal(Operation.ADVANCE, state)
     if state is None or refusal is not None:
-        return Outcome(state=state, refusal=refusal)
+        return Transition(state=state, refusal=refusal)
     return _pass_gate(state, rules)
 
 
-def fossilize(state: SeedState | None, rules: LifecycleRules) -> Outcome:
+def fossilize(state: SeedState | None, rules: LifecycleRules) -> Transition:
     """Make a held seed permanent if its gate lets it."""
     refusal = _refusal(Operation.FOSSILIZE, state)
     if state is None or refusal is not None:
-        return Outcome(state=state, refusal=refusal)
+        return Transition(state=state, refusal=refusal)
     outcome = _pass_gate(state, rules)
     if outcome.state is None or not outcome.succeeded:
         return outcome
     # A seed ages by one in every step from its germination on, so that its age tells this step.
     step = state.germinated_at_step + state.age_steps
     fossil = msgspec.structs.replace(outcome.state, fossilized_at_step=step)
-    return Outcome(state=fossil, effects=(*outcome.effects, Fossilized(fossil)))
+    return Transition(state=fossil, effects=(*outcome.effects, Fossilized(fossil)))
 
 
-def prune(state: SeedState | None, cause: PruneCause) -> Outcome:
+def prune(state: SeedState | None, cause: PruneCause) -> Transition:
     """Remove a seed at once."""
     refusal = _refusal(Operation.PRUNE, state)
     if state is None or refusal is not None:
-        return Outcome(state=state, refusal=refusal)
+        return Transition(state=state, refusal=refusal)
     pruned = _moved(state, Stage.PRUNED, alpha=AlphaState(), pending_prune=None)
     effects = (_change(state, Stage.PRUNED), ModuleDropped(), Pruned(state, cause))
-    return Outcome(state=pruned, effects=effects)
+    return Transition(state=pruned, effects=effects)
 
 
-def schedule_prune(state: SeedState | None, ramp: Ramp, cause: PruneCause) -> Outcome:
+def schedule_prune(state: SeedState | None, ramp: Ramp, cause: PruneCause) -> Transition:
     """Ramp alpha down and remove the seed when it is at 0."""
     refusal = _refusal(Operation.SCHEDULE_PRUNE, state)
     if state is None or refusal is not None:
-        return Outcome(state=state, refusal=refusal)
+        return Transition(state=state, refusal=refusal)
     if ramp.num_steps <= 0 or state.alpha.alpha <= 0.0:
         return prune(state, cause)
     return _ramp(state, 0.0, ramp, cause)
 
 
-def set_alpha_target(state: SeedState | None, target: float, ramp: Ramp) -> Outcome:
+def set_alpha_target(state: SeedState | None, target: float, ramp: Ramp) -> Transition:
     """Send alpha to another target."""
     refusal = _refusal(Operation.SET_ALPHA_TARGET, state)
     if refusal is None and not 0.0 < target <= 1.0:
@@ -256,21 +258,21 @@ def set_alpha_target(state: SeedState | None, target: float, ramp: Ramp) -> Outc
     if refusal is None and ramp.num_steps < 0:
         refusal = f"a ramp of {ramp.num_steps} steps does not exist"
     if state is None or refusal is not None:
-        return Outcome(state=state, refusal=refusal)
+        return Transition(state=state, refusal=refusal)
     if state.stage is Stage.HOLDING and target == state.alpha.alpha:
-        return Outcome(state=state)
+        return Transition(state=state)
     return _ramp(state, target, ramp, None)
 
 
-def tick(state: SeedState | None, rules: LifecycleRules) -> Outcome:
+def tick(state: SeedState | None, rules: LifecycleRules) -> Transition:
     """Let one step pass: auto-forward, ramp, cool down, and count."""
     if state is None:
-        return Outcome(state=None)
+        return Transition(state=None)
     outcome = _stage_tick(state, rules)
-    return Outcome(state=_counted(outcome.state), effects=outcome.effects)
+    return Transition(state=_counted(outcome.state), effects=outcome.effects)
 
 
-def _stage_tick(state: SeedState, rules: LifecycleRules) -> Outcome:
+def _stage_tick(state: SeedState, rules: LifecycleRules) -> Transition:
     match state.stage:
         case Stage.GERMINATED if Gate.G1 in rules.auto_forward:
             return _pass_gate(state, rules)
@@ -283,22 +285,22 @@ def _stage_tick(state: SeedState, rules: LifecycleRules) -> Outcome:
         case Stage.EMBARGOED if state.steps_in_stage >= rules.embargo_steps:
             return _cooled(state, Stage.RESETTING)
         case Stage.RESETTING if state.steps_in_stage >= rules.resetting_steps:
-            return Outcome(state=None, effects=(_change(state, Stage.DORMANT),))
+            return Transition(state=None, effects=(_change(state, Stage.DORMANT),))
         case _:
-            return Outcome(state=state)
+            return Transition(state=state)
 
 
-def _blending_tick(state: SeedState, rules: LifecycleRules) -> Outcome:
+def _blending_tick(state: SeedState, rules: LifecycleRules) -> Transition:
     moved = msgspec.structs.replace(state, alpha=alpha_controller.step(state.alpha))
     thaw = _freeze_effects(state, moved)
     if not moved.alpha.is_at_target:
-        return Outcome(state=moved)
+        return Transition(state=moved)
     if moved.pending_prune is not None:
         return prune(moved, moved.pending_prune)
     if _may_leave_blending(moved, rules):
         outcome = _pass_gate(moved, rules)
-        return Outcome(state=outcome.state, effects=(*thaw, *outcome.effects))
-    return Outcome(state=moved, effects=thaw)
+        return Transition(state=outcome.state, effects=(*thaw, *outcome.effects))
+    return Transition(state=moved, effects=thaw)
 
 
 def _may_leave_training(state: SeedState, rules: LifecycleRules) -> bool:
@@ -311,13 +313,13 @@ def _may_leave_blending(state: SeedState, rules: LifecycleRules) -> bool:
     return Gate.G3 in rules.auto_forward and is_due and state.alpha.target >= 1.0 - ALPHA_TOLERANCE
 
 
-def _pass_gate(state: SeedState, rules: LifecycleRules) -> Outcome:
+def _pass_gate(state: SeedState, rules: LifecycleRules) -> Transition:
     target = next_stage(state.stage)
     assert target is not None, f"nothing follows on {state.stage.name}"
     gate = GateEvaluated(state.seed_id, evaluate_gate(state, target, rules))
     if not gate.result.passed:
-        return Outcome(state=state, effects=(gate,), refusal=_gate_refusal(gate.result))
-    return Outcome(state=_entered(state, target), effects=(gate, _change(state, target)))
+        return Transition(state=state, effects=(gate,), refusal=_gate_refusal(gate.result))
+    return Transition(state=_entered(state, target), effects=(gate, _change(state, target)))
 
 
 def _entered(state: SeedState, target: Stage) -> SeedState:
@@ -341,7 +343,7 @@ def _entered(state: SeedState, target: Stage) -> SeedState:
             return _moved(state, target)
 
 
-def _ramp(state: SeedState, target: float, ramp: Ramp, cause: PruneCause | None) -> Outcome:
+def _ramp(state: SeedState, target: float, ramp: Ramp, cause: PruneCause | None) -> Transition:
     alpha = alpha_controller.retarget(
         state.alpha, target, ramp.num_steps, curve=ramp.curve, steepness=ramp.steepness
     )
@@ -351,11 +353,11 @@ def _ramp(state: SeedState, target: float, ramp: Ramp, cause: PruneCause | None)
         changes = (_change(state, Stage.BLENDING),)
         ramping = _moved(state, Stage.BLENDING)
     ramping = msgspec.structs.replace(ramping, alpha=alpha, pending_prune=cause)
-    return Outcome(state=ramping, effects=(*changes, *_freeze_effects(state, ramping)))
+    return Transition(state=ramping, effects=(*changes, *_freeze_effects(state, ramping)))
 
 
-def _cooled(state: SeedState, to_stage: Stage) -> Outcome:
-    return Outcome(state=_moved(state, to_stage), effects=(_change(state, to_stage),))
+def _cooled(state: SeedState, to_stage: Stage) -> Transition:
+    return Transition(state=_moved(state, to_stage), effects=(_change(state, to_stage),))
 
 
 def _moved(state: SeedState, to_stage: Stage, **changes: object) -> SeedState:

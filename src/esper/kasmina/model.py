@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from esper.kasmina import lifecycle
 from esper.kasmina.counterfactual import NOTHING_OFF, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
-from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.seed import Germination, SeedState
+from esper.kasmina.lifecycle import Transition
+from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot import Emit, SeedModules, SeedSlot, discard
 from esper.leyline.attribution import Ablation
 from esper.leyline.errors import ContractError, UnknownNameError
@@ -112,9 +112,11 @@ class MorphogeneticModel(nn.Module):
 
     # --- Operations --------------------------------------------------------------------------
 
-    def germinate(self, slot_id: str, wish: Germination, generator: torch.Generator) -> Outcome:
+    def germinate(
+        self, slot_id: str, request: GerminationRequest, generator: torch.Generator
+    ) -> Transition:
         """Plant a seed whose parameters are drawn from `generator`, all or nothing."""
-        return self.slot(slot_id).germinate(wish, generator, self._device)
+        return self.slot(slot_id).germinate(request, generator, self._device)
 
     def tick(self) -> None:
         """Let one step pass in every slot; what there is to tell is told when all have ticked."""

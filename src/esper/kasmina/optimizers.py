@@ -13,7 +13,7 @@ __all__ = [
     "SeedOptimizers",
     "build_sgd",
     "clip_gradients",
-    "follow_gradients",
+    "sgd_step",
     "forget_gradients",
     "gradients_of",
 ]
@@ -51,7 +51,7 @@ def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
 
 
 @torch.no_grad()
-def follow_gradients(optimizer: torch.optim.Optimizer) -> None:
+def sgd_step(optimizer: torch.optim.Optimizer) -> None:
     """Take one step of an SGD of `build_sgd`, bit for bit as its own `step` for half the price."""
     for group in optimizer.param_groups:
         moved = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -95,7 +95,7 @@ class SeedOptimizers:
     momentum: float = 0.9
     _by_slot: dict[str, torch.optim.SGD] = field(default_factory=dict)
 
-    def follow(self, model: MorphogeneticModel) -> None:
+    def sync_with(self, model: MorphogeneticModel) -> None:
         """Match the model's seeds: new ones get an optimizer, gone ones lose theirs, others stay.
 
         A seed is the same while its parameters are the same objects, a fossil's included.

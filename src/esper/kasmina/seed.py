@@ -11,7 +11,7 @@ from esper.leyline.stages import Stage
 
 __all__ = [
     "BLENDED_STAGES",
-    "Germination",
+    "GerminationRequest",
     "Measurements",
     "PruneCause",
     "Ramp",
@@ -38,8 +38,8 @@ class PruneCause(msgspec.Struct, frozen=True, kw_only=True):
     initiator: str = "policy"
 
 
-class Germination(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish for a seed."""
+class GerminationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a seed."""
 
     seed_id: str
     blueprint: Blueprint

@@ -15,10 +15,10 @@ from esper.kasmina.blending import (
     straight_through,
 )
 from esper.kasmina.blueprints import build_seed
-from esper.kasmina.lifecycle import FreezeSet, ModuleDropped, Outcome
+from esper.kasmina.lifecycle import FreezeSet, ModuleDropped, Transition
 from esper.kasmina.narration import payload_of
 from esper.kasmina.seed import (
-    Germination,
+    GerminationRequest,
     PruneCause,
     Ramp,
     SeedState,
@@ -130,39 +130,42 @@ class SeedSlot(nn.Module):
     # --- Operations --------------------------------------------------------------------------
 
     def germinate(
-        self, wish: Germination, generator: torch.Generator, device: torch.device | None = None
-    ) -> Outcome:
+        self,
+        request: GerminationRequest,
+        generator: torch.Generator,
+        device: torch.device | None = None,
+    ) -> Transition:
         """Plant a seed whose parameters are drawn from `generator`, all or nothing."""
-        outcome = lifecycle.germinate(self.state, wish, self.rules)
+        outcome = lifecycle.germinate(self.state, request, self.rules)
         if outcome.state is not None and outcome.succeeded:
             self._plant(self._build(outcome.state, generator, device))
         return self._commit(outcome)
 
-    def advance(self) -> Outcome:
+    def advance(self) -> Transition:
         """Try the gate to the next stage."""
         return self._commit(lifecycle.advance(self.state, self.rules))
 
-    def fossilize(self) -> Outcome:
+    def fossilize(self) -> Transition:
         """Make a held seed permanent if its gate lets it."""
         return self._commit(lifecycle.fossilize(self.state, self.rules))
 
-    def prune(self, cause: PruneCause) -> Outcome:
+    def prune(self, cause: PruneCause) -> Transition:
         """Remove the seed at once."""
         return self._commit(lifecycle.prune(self.state, cause))
 
-    def schedule_prune(self, ramp: Ramp, cause: PruneCause) -> Outcome:
+    def schedule_prune(self, ramp: Ramp, cause: PruneCause) -> Transition:
         """Ramp alpha down, then remove the seed."""
         return self._commit(lifecycle.schedule_prune(self.state, ramp, cause))
 
-    def set_alpha_target(self, target: float, ramp: Ramp) -> Outcome:
+    def set_alpha_target(self, target: float, ramp: Ramp) -> Transition:
         """Send alpha to another target."""
         return self._commit(lifecycle.set_alpha_target(self.state, target, ramp))
 
-    def tick(self) -> Outcome:
+    def tick(self) -> Transition:
         """Let one step pass."""
         return self._commit(lifecycle.tick(self.state, self.rules))
 
-    def apply_outcome(self, outcome: Outcome) -> tuple[Payload, ...]:
+    def apply_outcome(self, outcome: Transition) -> tuple[Payload, ...]:
         """Make an outcome of the lifecycle true and return what there is to tell."""
         told = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
         payloads = tuple(payload for payload in told if payload is not None)
@@ -239,7 +242,7 @@ class SeedSlot(nn.Module):
 
     # --- Inside ------------------------------------------------------------------------------
 
-    def _commit(self, outcome: Outcome) -> Outcome:
+    def _commit(self, outcome: Transition) -> Transition:
         for payload in self.apply_outcome(outcome):
             self.emit(payload)
         return outcome

@@ -17,8 +17,8 @@ __all__ = [
     "Contrast",
     "EpisodeMeasure",
     "Estimate",
-    "RunAnswer",
-    "RunOrder",
+    "RunResponse",
+    "RunRequest",
 ]
 
 
@@ -62,7 +62,7 @@ class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
     num_failed: int
 
 
-class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A run that another process is to make."""
 
     job: Job
@@ -78,7 +78,7 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a static arm copies."""
 
 
-class RunAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class RunResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A run that was made for another process, or why it was not."""
 
     run: ArmRun | None = None

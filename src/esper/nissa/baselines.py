@@ -12,7 +12,7 @@ from esper.leyline.manifest import RunManifest
 from esper.leyline.untyped_json import readable_json
 from esper.nissa.counting import PARALLEL_BYTES
 from esper.nissa.lines import STDIN, find_logs, run_directory_of
-from esper.nissa.scanning import Scan, ScanTask, scan_log
+from esper.nissa.run_profile import Scan, ScanTask, scan_log
 
 __all__ = [
     "BASELINE_DIR",

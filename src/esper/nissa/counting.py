@@ -3,9 +3,9 @@
 What a count proves: every counted line is one JSON object on a line of its own, in UTF-8, whose
 top-level `event_type` is a string. Every byte is parsed, since a quicker look at the start of each
 line could not tell a damaged line from a whole one; or it is compared with the checksum that the
-journal wrote behind it, which can (`nissa/vouching.py`). Big plain files are cut at a line end and
-counted in two processes. Python's NaN and Infinity tokens, which are no JSON but common in foreign
-logs, count.
+journal wrote behind it, which can (`nissa/checksummed_blocks.py`). Big plain files are cut at a
+line end and counted in two processes. Python's NaN and Infinity tokens, which are no JSON but
+common in foreign logs, count.
 """
 
 import os
@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from esper.leyline.errors import UnreadableFileError
+from esper.nissa.checksummed_blocks import block_start_after, vouched_blocks
 from esper.nissa.lines import STDIN, is_compressed, read_chunks, split_lines
-from esper.nissa.vouching import block_start_after, vouched_blocks
 
 __all__ = ["BadLine", "CountBy", "CountTask", "Tally", "count_logs", "count_part", "merge_tallies"]
 

@@ -14,7 +14,7 @@ from esper.nissa.baselines import Side, read_sides
 from esper.nissa.identities import Check, check_profile
 from esper.nissa.lines import read_lines
 from esper.nissa.normalizing import differing_paths, normal_form
-from esper.nissa.scanning import BLOCK_LINES
+from esper.nissa.run_profile import BLOCK_LINES
 
 __all__ = [
     "CheckChange",

@@ -82,7 +82,7 @@ GATED_EDGES: Final = frozenset(
 """Moves that need a gate's pass; going back from HOLDING to BLENDING needs none."""
 
 _UNCOUNTED_GATE: Final = Gate.G0.name
-"""Germination passes G0 and has an event of its own instead of a stage change."""
+"""GerminationRequest passes G0 and has an event of its own instead of a stage change."""
 
 
 def read_fact(line: bytes) -> Fact | None:

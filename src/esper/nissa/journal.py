@@ -13,7 +13,7 @@ import msgspec
 from esper.leyline.errors import TelemetryLostError, UnreadableFileError, UsageError
 from esper.nissa.blocks import Block, CommitRecord, checksum_path
 from esper.nissa.files import FileSystem, write_atomically
-from esper.nissa.scan import LogScan, scan_log, verify_records
+from esper.nissa.log_recovery import LogRecovery, recover_log, verify_records
 
 __all__ = ["EVENTS_FILE", "OPERATIONAL_FILE", "Journal", "Recovery", "cut_back", "open_journal"]
 
@@ -129,7 +129,7 @@ def _open_journal(path: Path, files: FileSystem, *, has_checksums: bool) -> Jour
     descriptor = files.open(path, _APPEND)
     try:
         _claim(files, descriptor, path)
-        scan = scan_log(path, has_checksums=has_checksums)
+        scan = recover_log(path, has_checksums=has_checksums)
         verify_records(path, scan.records)
         checksum_descriptor = None
         if has_checksums:
@@ -155,7 +155,7 @@ def _mended(
     files: FileSystem,
     descriptor: int,
     checksum_descriptor: int | None,
-    scan: LogScan,
+    scan: LogRecovery,
 ) -> Journal:
     """Cut torn ends off both files, then cover what was whole but not covered."""
     num_bytes_cut = scan.num_bytes - scan.whole_end
@@ -184,7 +184,7 @@ def _mended(
     return journal
 
 
-def _cover_tail(journal: Journal, checksum_descriptor: int, scan: LogScan) -> None:
+def _cover_tail(journal: Journal, checksum_descriptor: int, scan: LogRecovery) -> None:
     record = CommitRecord.of(scan.tail, scan.covered_end)
     journal.files.write(checksum_descriptor, record.line())
     journal.checksum_bytes += len(record.line())
@@ -225,7 +225,7 @@ class _Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _plan_cut(path: Path, last_seq: int) -> _Cut:
-    scan = scan_log(path, has_checksums=True)
+    scan = recover_log(path, has_checksums=True)
     if scan.next_seq <= last_seq:
         raise UnreadableFileError(
             path, f"ends with event {scan.next_seq - 1}, before the event {last_seq} asked for"

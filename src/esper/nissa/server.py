@@ -38,7 +38,7 @@ MAX_SOCKETS: Final = 2 * MAX_CONNECTIONS
 """Of every kind. A run needs files of its own, which sockets must not use up."""
 MAX_ARRIVALS_PER_S: Final = 20.0
 """New connections in the long run; those that come faster wait in the kernel's queue."""
-MAX_RUSH: Final = 64
+ACCEPT_BURST: Final = 64
 """New connections at once: ten browsers, or a dozen dashboards that come back together."""
 ACCEPT_RETRY_S: Final = 1.0
 MAX_HEADER_BYTES: Final = 16 * 1024
@@ -202,17 +202,17 @@ class _WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Arrivals:
+class _TokenBucket:
     """How fast connections may come: a storm of them must not take the run's time."""
 
     per_s: float
-    num_left: float = MAX_RUSH
+    num_left: float = ACCEPT_BURST
     last_s: float = 0.0
 
     def wait_after_one(self, now_s: float) -> float:
         """Count a connection that came now; return for how long none may follow it."""
         earned = self.per_s * (now_s - self.last_s)
-        self.num_left, self.last_s = min(self.num_left + earned, MAX_RUSH) - 1.0, now_s
+        self.num_left, self.last_s = min(self.num_left + earned, ACCEPT_BURST) - 1.0, now_s
         return max(0.0, (1.0 - self.num_left) / self.per_s)
 
 
@@ -238,7 +238,7 @@ class _HttpProtocol(H11Protocol):
 class _Server(uvicorn.Server):
     """uvicorn that leaves signals to the supervisor and lets clients in at a measured pace."""
 
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, arrivals: _Arrivals):
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, arrivals: _TokenBucket):
         super().__init__(config)
         self._listener = listener
         self._arrivals = arrivals
@@ -353,7 +353,7 @@ async def serve(
         timeout_graceful_shutdown=STOP_GRACE_S,
         server_header=False,
     )
-    server = _Server(config, listener, _Arrivals(max_arrivals_per_s))
+    server = _Server(config, listener, _TokenBucket(max_arrivals_per_s))
     bound = ServerAddress(address.host, listener.getsockname()[1])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_run_shielded, server, listener)

@@ -14,7 +14,7 @@ from esper.nissa.blocks import CommitRecord, checksum_path, parse_commit_record
 from esper.nissa.foreign import foreign_event
 from esper.nissa.identities import check_profile
 from esper.nissa.lines import find_logs, is_compressed, read_chunks, run_directory_of, split_lines
-from esper.nissa.scanning import ScanTask, scan_log
+from esper.nissa.run_profile import ScanTask, scan_log
 
 __all__ = ["Finding", "Validation", "validate_log", "validate_run"]
 

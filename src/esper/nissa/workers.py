@@ -18,7 +18,7 @@ from esper.leyline.errors import ContractError, UsageError
 from esper.nissa.counting import CountTask, Tally, count_part
 
 if TYPE_CHECKING:
-    from esper.nissa.scanning import Scan, ScanTask
+    from esper.nissa.run_profile import Scan, ScanTask
 
 __all__ = ["run_tasks", "started"]
 
@@ -72,7 +72,7 @@ def _carry_out(text: str) -> "Tally | Scan":
     if CountTask.__struct_config__.tag == msgspec.json.decode(text, type=_Tag).type:
         return count_part(msgspec.json.decode(text, type=CountTask))
     # The event table that a scan needs would double the memory of a count.
-    from esper.nissa.scanning import ScanTask, scan_log
+    from esper.nissa.run_profile import ScanTask, scan_log
 
     return scan_log(msgspec.json.decode(text, type=ScanTask))
 

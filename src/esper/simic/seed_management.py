@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from esper.kasmina.lifecycle import Outcome
+from esper.kasmina.lifecycle import Transition
 from esper.leyline.actions import ActionSpec
 from esper.leyline.config import TelemetryConfig
 from esper.leyline.errors import ContractError
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def advance_active_seed(action: ActionSpec, context: HandlerContext) -> Outcome:
+def advance_active_seed(action: ActionSpec, context: HandlerContext) -> Transition:
     """Try the gate to the next stage of the seed in the action's slot; the handler of ADVANCE."""
     return context.model.slot(action.slot_id).advance()
 

@@ -121,7 +121,7 @@ class EnvWork(Protocol[E, B_contra]):
 
 
 @dataclass(eq=False, slots=True)
-class _Crew(Generic[E, B]):
+class EnvGroup(Generic[E, B]):
     """A lane, the envs that it alone touches, and the batches that wait for it.
 
     All methods but `take_failures` run on the lane. What an env's work raises quarantines that env
@@ -245,7 +245,7 @@ class LaneEngine(Generic[E, B]):
         self._round_index = 0
         self._feeder = Lane("feeder")
         self._crews = [
-            _Crew(
+            EnvGroup(
                 lane=Lane(f"lane-{index}"),
                 env_ids=tuple(range(index, num_envs, num_lanes)),
                 work=work,
@@ -257,74 +257,74 @@ class LaneEngine(Generic[E, B]):
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """Return all threads, for the watchdog."""
-        return (*(crew.lane for crew in self._crews), self._feeder)
+        return (*(group.lane for group in self._crews), self._feeder)
 
     def env_ids_of(self, lane: Lane) -> tuple[int, ...]:
         """Return the envs that a lane owns."""
-        owned = (crew.env_ids for crew in self._crews if crew.lane is lane)
+        owned = (group.env_ids for group in self._crews if group.lane is lane)
         return next(owned, ())
 
     async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
         """Build the round's envs anew; those of the round before are released."""
         self._round_index = round_index
-        await wait_for_all([crew.lane.submit(crew.build, round_index) for crew in self._crews])
+        await wait_for_all([group.lane.submit(group.build, round_index) for group in self._crews])
         return self._take_failures()
 
     async def train_pass(self, step: int) -> None:
         """Train every env for one host epoch, the data stream driving."""
-        streams = [crew.stream for crew in self._crews]
+        streams = [group.stream for group in self._crews]
         feeding = self._feeder.submit(feed, self._batches(self._round_index, step), streams)
         feeding.add_done_callback(self._end_starved_streams)
-        calls: list[Future[Any]] = [crew.lane.submit(crew.train, step) for crew in self._crews]
+        calls: list[Future[Any]] = [group.lane.submit(group.train, step) for group in self._crews]
         await wait_for_all([*calls, feeding])
 
     async def validate_pass(self, step: int) -> StepEvidence:
         """Validate every env, ablations included, and tell what was seen since the last step."""
-        calls = [crew.lane.submit(crew.validate, step) for crew in self._crews]
+        calls = [group.lane.submit(group.validate, step) for group in self._crews]
         found = _joined(await wait_for_all(calls))
         return StepEvidence(
             round=self._round_index,
             step=step,
             envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
             failures=self._take_failures(),
-            feeder_wait_s=sum(crew.stream.take_waited_s() for crew in self._crews),
+            feeder_wait_s=sum(group.stream.take_waited_s() for group in self._crews),
         )
 
     async def apply(self, decision: StepDecision) -> StepOutcome:
         """Carry out one decision per env and let the step pass."""
-        calls = [crew.lane.submit(crew.apply, decision) for crew in self._crews]
+        calls = [group.lane.submit(group.apply, decision) for group in self._crews]
         results = await wait_for_all(calls)
         return _joined_outcome(decision, results, self._num_envs, self._take_failures())
 
     async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
         """Measure every env on data that no decision has seen."""
-        calls = [crew.lane.submit(crew.test, step) for crew in self._crews]
+        calls = [group.lane.submit(group.test, step) for group in self._crews]
         found = _joined(await wait_for_all(calls))
         return tuple(found.get(env_id) for env_id in range(self._num_envs))
 
     async def snapshot(self, env_id: int) -> dict[str, Any] | None:
         """Copy what an env's network can be made from again; None for one that broke."""
-        crew = next(crew for crew in self._crews if env_id in crew.env_ids)
-        return await crew.lane.run(crew.snapshot, env_id)
+        group = next(group for group in self._crews if env_id in group.env_ids)
+        return await group.lane.run(group.snapshot, env_id)
 
     async def close(self) -> None:
         """Release the envs and end the threads; those of a lane that hangs are left to it."""
-        crews = [crew for crew in self._crews if not crew.lane.is_abandoned]
+        groups = [group for group in self._crews if not group.lane.is_abandoned]
         try:
-            await wait_for_all([crew.lane.submit(crew.release) for crew in crews])
+            await wait_for_all([group.lane.submit(group.release) for group in groups])
         finally:
             for lane in self.lanes:
                 lane.close(CLOSE_TIMEOUT_S)
 
     def _take_failures(self) -> tuple[EnvFailure, ...]:
-        found = [failure for crew in self._crews for failure in crew.take_failures()]
+        found = [failure for group in self._crews for failure in group.take_failures()]
         return tuple(sorted(found, key=lambda failure: failure.env_id))
 
     def _end_starved_streams(self, feeding: Future[int]) -> None:
         """End the lanes' waiting when the feeder broke off; its own failure is raised later."""
         if feeding.exception() is not None:
-            for crew in self._crews:
-                crew.stream.end()
+            for group in self._crews:
+                group.stream.end()
 
 
 def _joined(found: Iterable[dict[int, T]]) -> dict[int, T]:

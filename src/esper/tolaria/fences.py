@@ -59,7 +59,7 @@ class Fence(Protocol):
     def await_transfers(self) -> None:
         """Let the env's stream wait for what was brought to the device so far."""
 
-    def keep(self, *tensors: Tensor) -> None:
+    def record_stream(self, *tensors: Tensor) -> None:
         """Keep memory that another stream allocated until the env's stream is done with it."""
 
     def synchronize(self) -> None:
@@ -88,7 +88,7 @@ class CpuFence:
     def await_transfers(self) -> None:
         """Return at once: there is nothing to wait for."""
 
-    def keep(self, *tensors: Tensor) -> None:
+    def record_stream(self, *tensors: Tensor) -> None:
         """Return at once: reference counts keep memory."""
 
     def synchronize(self) -> None:
@@ -129,7 +129,7 @@ class CudaFence:
         """
         self.stream.wait_stream(torch.cuda.default_stream(self._device))
 
-    def keep(self, *tensors: Tensor) -> None:
+    def record_stream(self, *tensors: Tensor) -> None:
         """Tell the allocator that the env's stream uses these tensors."""
         for tensor in tensors:
             tensor.record_stream(self.stream)
@@ -183,7 +183,7 @@ class RecordingFence:
         """Write it down."""
         self.calls.append(FenceCall("await_transfers"))
 
-    def keep(self, *tensors: Tensor) -> None:
+    def record_stream(self, *tensors: Tensor) -> None:
         """Write down how many tensors."""
         self.calls.append(FenceCall("keep", str(len(tensors))))
 

@@ -10,7 +10,7 @@ from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import Stage
 from esper.simic.attribution.configurations import AblationPlan, plan_ablations
-from esper.simic.attribution.evidence import weigh
+from esper.simic.attribution.evidence import attribute_contributions
 
 Worth = Callable[[frozenset[str]], float]
 
@@ -36,7 +36,7 @@ def evidence_of(num_seeds: int, worth: Worth, **options) -> AttributionEvidence:
     """Weigh a network of so many blending seeds."""
     players = slots(num_seeds)
     plan = plan_ablations([blending(slot_id) for slot_id in players], **options)
-    return weigh(plan, accuracies(plan, worth, players))
+    return attribute_contributions(plan, accuracies(plan, worth, players))
 
 
 def brute_force_shapley(players: Sequence[str], worth: Worth) -> dict[str, float]:

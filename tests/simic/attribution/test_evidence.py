@@ -16,7 +16,7 @@ from tests.simic.attribution.games import (
 
 from esper.leyline.errors import ContractError
 from esper.simic.attribution.configurations import plan_ablations
-from esper.simic.attribution.evidence import weigh
+from esper.simic.attribution.evidence import attribute_contributions
 from esper.simic.attribution.shapley import antithetic_permutations
 
 POWERS = {slot_id: 2.0 + index for index, slot_id in enumerate(slots(7))}
@@ -112,7 +112,7 @@ def test_sampled_orders_are_weighed_where_they_were_planned() -> None:
 def test_committed_accuracy_keeps_the_fossils_only() -> None:
     reports = [fossil("r0c0"), blending("r0c1"), blending("r0c2")]
     plan = plan_ablations(reports, fossils_to_measure={"r0c0"})
-    evidence = weigh(plan, accuracies(plan, additive, slots(3)))
+    evidence = attribute_contributions(plan, accuracies(plan, additive, slots(3)))
     assert evidence.committed_accuracy_pct == 42.0
     assert evidence.accuracy_pct == 49.0
 
@@ -120,13 +120,13 @@ def test_committed_accuracy_keeps_the_fossils_only() -> None:
 def test_a_fossil_is_judged_by_what_its_removal_costs() -> None:
     reports = [fossil("r0c0"), blending("r0c1")]
     plan = plan_ablations(reports, fossils_to_measure={"r0c0"})
-    seed = weigh(plan, accuracies(plan, synergistic, slots(2))).of("r0c0")
+    seed = attribute_contributions(plan, accuracies(plan, synergistic, slots(2))).of("r0c0")
     assert seed.contribution_pp == 7.0
     assert seed.attributed_pp is None
 
 
 def test_a_network_without_active_seeds_has_committed_everything() -> None:
-    evidence = weigh(plan_ablations([]), [55.0])
+    evidence = attribute_contributions(plan_ablations([]), [55.0])
     assert (evidence.accuracy_pct, evidence.committed_accuracy_pct) == (55.0, 55.0)
     assert evidence.seeds == ()
 
@@ -134,4 +134,4 @@ def test_a_network_without_active_seeds_has_committed_everything() -> None:
 def test_missing_measurements_are_refused() -> None:
     plan = plan_ablations([blending("r0c0")])
     with pytest.raises(ContractError, match="2 ablations were planned, 1 were measured"):
-        weigh(plan, [50.0])
+        attribute_contributions(plan, [50.0])

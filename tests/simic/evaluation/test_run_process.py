@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from tests.simic.training.runs import tiny_job
 
-from esper.leyline.comparison import ArmRun, ComparisonReport, RunOrder
+from esper.leyline.comparison import ArmRun, ComparisonReport, RunRequest
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, RunFailedError, UsageError
 from esper.simic.evaluation import compare as comparing
@@ -33,10 +33,10 @@ def short_job(tmp_path: Path, **settings: Any) -> Job:
     return tiny_job(tmp_path, **{"task": "digits", "n_envs": 1, "max_epochs": 2, **settings})
 
 
-def order_for(job: Job, arm: str, seed: int = 5) -> RunOrder:
+def order_for(job: Job, arm: str, seed: int = 5) -> RunRequest:
     arms = ARMS if arm in ARMS else (arm, *ARMS)
     (chosen,) = (parsed for parsed in parse_arms(arms) if parsed.name == arm)
-    return RunOrder(
+    return RunRequest(
         job=job,
         arms=arms,
         arm=arm,
@@ -134,11 +134,11 @@ _ORDERING = """
 import sys, threading
 from pathlib import Path
 import msgspec
-from esper.leyline.comparison import RunOrder
+from esper.leyline.comparison import RunRequest
 from esper.simic.evaluation.run_process import RunProcess
 from esper.tolaria.stopping import StopFlag
 
-order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunOrder)
+order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunRequest)
 process = RunProcess()
 threading.Thread(target=process.make, args=(order, StopFlag())).start()
 while process.pid is None:

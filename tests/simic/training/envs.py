@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.seed import Germination, SeedState
+from esper.kasmina.lifecycle import Transition
+from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.actions import ActionSpec, Blueprint, Op, Topology
 from esper.leyline.config import TrainingConfig
@@ -234,8 +234,8 @@ def grow(env: ParallelEnvState, slot_id: str, stage: Stage) -> None:
     """Lead a seed by legal operations to a stage, its parameters away from the identity."""
     model, slot = env.model, env.model.slot(slot_id)
     blueprint = BLUEPRINTS[IMAGES.name if slot.topology is Topology.CNN else TEXT.name]
-    wish = Germination(seed_id=f"seed {slot_id}", blueprint=blueprint, tempo_steps=3)
-    _granted(model.germinate(slot_id, wish, env.seed_generator))
+    request = GerminationRequest(seed_id=f"seed {slot_id}", blueprint=blueprint, tempo_steps=3)
+    _granted(model.germinate(slot_id, request, env.seed_generator))
     with torch.no_grad():
         for parameter in slot.seed_parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=seeded(3)))
@@ -250,7 +250,7 @@ def grow(env: ParallelEnvState, slot_id: str, stage: Stage) -> None:
             # Two of three ticks for a seed that is to be seen blending, all for one that goes on.
             for _ in range(2 if stage is Stage.BLENDING else 3):
                 slot.tick()
-    env.seed_optimizers.follow(model)
+    env.seed_optimizers.sync_with(model)
     env.take_outbox()
 
 
@@ -259,7 +259,7 @@ def _state(slot: SeedSlot) -> SeedState:
     return slot.state
 
 
-def _granted(outcome: Outcome) -> None:
+def _granted(outcome: Transition) -> None:
     assert outcome.succeeded, outcome.refusal
 
 

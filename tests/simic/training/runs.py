@@ -17,7 +17,7 @@ from esper.nissa.journal import EVENTS_FILE, OPERATIONAL_FILE
 from esper.runtime.datasets import Split, TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import all_tasks, register_task
-from esper.simic.training.checkpoints import CheckpointStore, read_checkpoint
+from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
 from esper.simic.training.vectorized import TrainingResult, run_job
 
 Settings = Mapping[str, Any]

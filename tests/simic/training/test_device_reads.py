@@ -10,7 +10,7 @@ from tests.simic.training.syncs import counted_reads
 
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
-from esper.simic.training import plans, vectorized
+from esper.simic.training import run_setup, vectorized
 from esper.simic.training.control import Control
 from esper.simic.training.env_work import TrainingWork
 
@@ -51,7 +51,7 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> Reads:
         work = watched(TrainingWork, LANE_CALLS, found, threads)
         control = watched(Control, CONTROL_CALLS, found, threads)
         patch.setattr(vectorized, "TrainingWork", work)
-        patch.setattr(plans, "Control", control)
+        patch.setattr(run_setup, "Control", control)
         vectorized.run_job(job)
     assert threading.current_thread().name not in threads
     assert len(threads) == 3

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from esper.kasmina.hosts import build_host
-from esper.kasmina.seed import Germination
+from esper.kasmina.seed import GerminationRequest
 from esper.leyline.actions import Blueprint
 from esper.leyline.payloads import Payload, SeedGerminated
 from esper.leyline.stages import Stage
@@ -190,8 +190,8 @@ def test_nothing_holds_an_env_when_those_of_the_next_round_are_built(
 def test_every_slot_tells_its_news_to_the_envs_outbox() -> None:
     idle, env = world_of(n_envs=2).envs
     for slot_id in SLOTS:
-        wish = Germination(seed_id=slot_id, blueprint=Blueprint.NORM)
-        assert env.model.germinate(slot_id, wish, env.seed_generator).succeeded
+        request = GerminationRequest(seed_id=slot_id, blueprint=Blueprint.NORM)
+        assert env.model.germinate(slot_id, request, env.seed_generator).succeeded
         told = env.take_outbox()
         assert [p.slot_id for p in told if isinstance(p, SeedGerminated)] == [slot_id]
     assert idle.outbox == []

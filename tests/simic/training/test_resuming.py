@@ -36,7 +36,7 @@ from esper.leyline.telemetry import EventType
 from esper.nissa.journal import EVENTS_FILE
 from esper.nissa.run_directory import read_manifest
 from esper.simic.training import vectorized
-from esper.simic.training.checkpoints import CheckpointStore, read_checkpoint
+from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.resuming import (
     check_resumable,

@@ -66,7 +66,7 @@ def plan_ablations(
         permutations: Orders of joining of the active seeds, for sampled Shapley values where
             the full factorial is out of reach.
     """
-    active = tuple(report.slot_id for report in reports if _is_weighed(report))
+    active = tuple(report.slot_id for report in reports if _is_attributed(report))
     fossils = tuple(
         report.slot_id
         for report in reports
@@ -93,7 +93,7 @@ def plan_ablations(
     )
 
 
-def _is_weighed(report: SeedReport) -> bool:
+def _is_attributed(report: SeedReport) -> bool:
     # At alpha 0 a seed does not reach the output: there is nothing to switch off.
     is_at_work = report.stage in ACTIVE_STAGES and report.alpha.alpha > 0.0
     return is_at_work and report.stage is not Stage.FOSSILIZED

@@ -15,7 +15,7 @@ from esper.leyline.errors import ContractError
 from esper.simic.attribution.configurations import AblationPlan, AblationStrategy
 from esper.simic.attribution.shapley import exact_shapley, sampled_shapley
 
-__all__ = ["weigh"]
+__all__ = ["attribute_contributions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,9 @@ class _Game:
         return self.accuracies_pct[Ablation()] - self.accuracies_pct[off]
 
 
-def weigh(plan: AblationPlan, accuracies_pct: Sequence[float]) -> AttributionEvidence:
+def attribute_contributions(
+    plan: AblationPlan, accuracies_pct: Sequence[float]
+) -> AttributionEvidence:
     """Return what the accuracies of a plan's ablations, in its order, say about each seed."""
     if len(accuracies_pct) != len(plan.ablations):
         raise ContractError(

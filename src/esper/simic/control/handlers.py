@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.seed import Germination, PruneCause, Ramp
+from esper.kasmina.lifecycle import Transition
+from esper.kasmina.seed import GerminationRequest, PruneCause, Ramp
 from esper.leyline.actions import ActionSpec, Op
 from esper.simic.control.context import HandlerContext
 from esper.simic.seed_management import advance_active_seed
@@ -12,17 +12,17 @@ from esper.simic.seed_management import advance_active_seed
 __all__ = ["HANDLERS"]
 
 
-Handler: TypeAlias = Callable[[ActionSpec, HandlerContext], Outcome]
+Handler: TypeAlias = Callable[[ActionSpec, HandlerContext], Transition]
 
 
-def wait(action: ActionSpec, context: HandlerContext) -> Outcome:
+def wait(action: ActionSpec, context: HandlerContext) -> Transition:
     """Do nothing, successfully."""
-    return Outcome(state=context.model.slot(action.slot_id).state)
+    return Transition(state=context.model.slot(action.slot_id).state)
 
 
-def germinate(action: ActionSpec, context: HandlerContext) -> Outcome:
+def germinate(action: ActionSpec, context: HandlerContext) -> Transition:
     """Plant a seed."""
-    wish = Germination(
+    request = GerminationRequest(
         seed_id=context.seed_id,
         blueprint=action.blueprint,
         style=action.style,
@@ -31,21 +31,21 @@ def germinate(action: ActionSpec, context: HandlerContext) -> Outcome:
         accuracy_pct=context.accuracy_pct,
         step=context.step,
     )
-    return context.model.germinate(action.slot_id, wish, context.generator)
+    return context.model.germinate(action.slot_id, request, context.generator)
 
 
-def set_alpha_target(action: ActionSpec, context: HandlerContext) -> Outcome:
+def set_alpha_target(action: ActionSpec, context: HandlerContext) -> Transition:
     """Send a seed's alpha to another target; its algorithm stays."""
     slot = context.model.slot(action.slot_id)
     return slot.set_alpha_target(action.alpha_target.alpha, _ramp_of(action))
 
 
-def prune(action: ActionSpec, context: HandlerContext) -> Outcome:
+def prune(action: ActionSpec, context: HandlerContext) -> Transition:
     """Ramp a seed's alpha down and remove it."""
     return context.model.slot(action.slot_id).schedule_prune(_ramp_of(action), PruneCause())
 
 
-def fossilize(action: ActionSpec, context: HandlerContext) -> Outcome:
+def fossilize(action: ActionSpec, context: HandlerContext) -> Transition:
     """Make a held seed permanent."""
     return context.model.slot(action.slot_id).fossilize()
 

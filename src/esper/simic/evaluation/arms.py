@@ -22,15 +22,15 @@ from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.builtin import checkpoint_at
-from esper.simic.evaluation.growing import GrownRound, grow
+from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
 from esper.simic.evaluation.recorded import last_recorded
 from esper.simic.evaluation.topology import FlopMeter, StaticWork, seeds_in
+from esper.simic.training.checkpointer import LoadedRun
 from esper.simic.training.env_factory import build_model
-from esper.simic.training.keeper import LoadedRun
-from esper.simic.training.loops import run_on_a_loop
-from esper.simic.training.plans import Plan
+from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.resuming import load_run
+from esper.simic.training.run_setup import RunSetup
 from esper.simic.training.vectorized import build_work, plan_job
 from esper.tolaria.stopping import StopFlag
 
@@ -173,7 +173,7 @@ def run_arm(
     topologies = _topologies(arm, model)
     work = _static_work(plan, arm, topologies) if topologies else build_work(plan)
     start = time.perf_counter()
-    grown = run_on_a_loop(partial(grow, plan, work=work, is_tested_each_step=True), stop)
+    grown = run_event_loop(partial(evaluate_round, plan, work=work, is_tested_each_step=True), stop)
     wall_s = time.perf_counter() - start
     envs = _measures(grown, FlopMeter(context=work.context, sample=_sample(plan)))
     return ArmRun(
@@ -202,7 +202,7 @@ def _topologies(arm: Arm, model: ArmRun | None) -> dict[int, TopologyManifestRec
 
 
 def _static_work(
-    plan: Plan, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded]
+    plan: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded]
 ) -> StaticWork:
     work = build_work(plan)
     _check_topologies(plan, arm, topologies, build_model(work.context, 0, 0).num_host_params)
@@ -218,7 +218,7 @@ def _static_work(
 
 
 def _check_topologies(
-    plan: Plan, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
+    plan: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
 ) -> None:
     """Refuse networks that a run has recorded elsewhere and that do not fit this comparison."""
     training = plan.job.training
@@ -241,12 +241,12 @@ def _check_topologies(
             )
 
 
-def _sample(plan: Plan) -> Batch:
+def _sample(plan: RunSetup) -> Batch:
     inputs, targets = next(iter(plan.val_batches.batches(round=0, step=0)))[0]
     return Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
 
 
-def _measures(grown: GrownRound, meter: FlopMeter) -> tuple[EpisodeMeasure, ...]:
+def _measures(grown: EvaluationRound, meter: FlopMeter) -> tuple[EpisodeMeasure, ...]:
     whole = [
         env_id
         for env_id, episode in sorted(grown.episodes.items())
@@ -257,7 +257,7 @@ def _measures(grown: GrownRound, meter: FlopMeter) -> tuple[EpisodeMeasure, ...]
         return tuple(_measure(grown, env_id, meter) for env_id in whole)
 
 
-def _measure(grown: GrownRound, env_id: int, meter: FlopMeter) -> EpisodeMeasure:
+def _measure(grown: EvaluationRound, env_id: int, meter: FlopMeter) -> EpisodeMeasure:
     seen = [env for step in grown.steps if (env := step.envs[env_id]) is not None]
     tests = [test for step in grown.tested if (test := step[env_id]) is not None]
     curve = tuple(test.accuracy_pct for test in tests)

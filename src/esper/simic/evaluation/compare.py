@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from esper.leyline.comparison import ArmRun, ComparisonReport, RunOrder
+from esper.leyline.comparison import ArmRun, ComparisonReport, RunRequest
 from esper.leyline.config import DataSource, Job
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
 from esper.nissa.files import FileSystem, write_atomically
@@ -262,7 +262,7 @@ class _Workbench:
         is_made_up = self.dataset.origin is DataOrigin.SYNTHETIC
         source = DataSource.SYNTHETIC if is_made_up else DataSource.REAL
         training = msgspec.structs.replace(job.training, data=source)
-        order = RunOrder(
+        order = RunRequest(
             job=msgspec.structs.replace(job, training=training),
             arms=tuple(arm.name for arm in self.arms),
             arm=wanted.arm.name,

@@ -18,14 +18,14 @@ from esper.leyline.errors import InvalidValueError, UsageError
 from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
 from esper.leyline.reports import EpisodeStatus
 from esper.runtime.datasets import TensorDataset
-from esper.simic.evaluation.growing import GrownNetwork, GrownRound, grow
+from esper.simic.evaluation.evaluation_round import EvaluationRound, GrownNetwork, evaluate_round
+from esper.simic.training.checkpointer import LoadedRun
+from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.grown import save_grown
-from esper.simic.training.keeper import LoadedRun
-from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import one_thread_per_worker, warm_up_math
-from esper.simic.training.plans import Plan
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.resuming import load_run
+from esper.simic.training.run_setup import RunSetup
 from esper.simic.training.vectorized import plan_job
 from esper.tolaria.stopping import StopFlag
 
@@ -162,8 +162,8 @@ def _run_seeds(
     return rounds
 
 
-def _run_seed(plan: Plan, seed: int) -> _Round:
-    grown = run_on_a_loop(partial(grow, plan), plan.stop)
+def _run_seed(plan: RunSetup, seed: int) -> _Round:
+    grown = run_event_loop(partial(evaluate_round, plan), plan.stop)
     return _Round(
         scores=_scores(seed, grown),
         num_test_samples=len(plan.dataset.test),
@@ -171,7 +171,7 @@ def _run_seed(plan: Plan, seed: int) -> _Round:
     )
 
 
-def _scores(seed: int, grown: GrownRound) -> tuple[EnvScore, ...]:
+def _scores(seed: int, grown: EvaluationRound) -> tuple[EnvScore, ...]:
     scores = []
     for env_id, (seen, test) in enumerate(zip(grown.steps[-1].envs, grown.tested[-1], strict=True)):
         scores.append(

@@ -17,7 +17,7 @@ from typing import IO, Final
 
 import msgspec
 
-from esper.leyline.comparison import ArmRun, RunAnswer, RunOrder
+from esper.leyline.comparison import ArmRun, RunRequest, RunResponse
 from esper.leyline.errors import ContractError, EsperError, ExitCode, RunFailedError, UsageError
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
@@ -59,7 +59,7 @@ class RunProcess:
         """Return the number of the process, where there is one."""
         return None if self._child is None else self._child.pid
 
-    def make(self, order: RunOrder, stop: StopFlag) -> ArmRun:
+    def make(self, order: RunRequest, stop: StopFlag) -> ArmRun:
         """Wait for a run to be made; a stop ends the wait, `end` the run.
 
         Raises:
@@ -78,7 +78,7 @@ class RunProcess:
         except BaseException:
             self.end()
             raise
-        return _run_in(msgspec.json.decode(line, type=RunAnswer))
+        return _run_in(msgspec.json.decode(line, type=RunResponse))
 
     def end(self) -> None:
         """End the process; what it has not answered yet is lost."""
@@ -97,7 +97,7 @@ def _begin() -> "subprocess.Popen[bytes]":
     )
 
 
-def _answer_of(child: "subprocess.Popen[bytes]", order: RunOrder, stop: StopFlag) -> bytes:
+def _answer_of(child: "subprocess.Popen[bytes]", order: RunRequest, stop: StopFlag) -> bytes:
     """Return a line, or nothing if the process has ended."""
     assert child.stdin is not None, "the child listens"
     assert child.stdout is not None, "the child answers"
@@ -110,7 +110,7 @@ def _answer_of(child: "subprocess.Popen[bytes]", order: RunOrder, stop: StopFlag
     return child.stdout.readline()
 
 
-def _run_in(answer: RunAnswer) -> ArmRun:
+def _run_in(answer: RunResponse) -> ArmRun:
     if answer.run is not None:
         return answer.run
     errors = {ExitCode.USAGE: UsageError, ExitCode.INTERNAL: ContractError}
@@ -118,19 +118,19 @@ def _run_in(answer: RunAnswer) -> ArmRun:
 
 
 @dataclass(eq=False, slots=True)
-class _Maker:
+class RunWorker:
     """Carries out orders; arms and data are read once."""
 
     _arms: dict[tuple[str, ...], tuple[Arm, ...]] = field(default_factory=dict)
     _dataset: TensorDataset | None = None
 
-    def answer(self, order: RunOrder) -> RunAnswer:
+    def answer(self, order: RunRequest) -> RunResponse:
         try:
-            return RunAnswer(run=self._make(order))
+            return RunResponse(run=self._make(order))
         except EsperError as error:
-            return RunAnswer(error=str(error), exit_code=int(error.exit_code))
+            return RunResponse(error=str(error), exit_code=int(error.exit_code))
 
-    def _make(self, order: RunOrder) -> ArmRun:
+    def _make(self, order: RunRequest) -> ArmRun:
         # Whoever gives the orders ends this process to stop it.
         stop = StopFlag()
         if order.arms not in self._arms:
@@ -163,9 +163,9 @@ def main() -> int:
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     with contextlib.suppress(BrokenPipeError), _answers() as answers, one_thread_per_worker():
         warm_up_math()
-        maker = _Maker()
+        maker = RunWorker()
         while True:
-            answer = maker.answer(msgspec.json.decode(orders.get(), type=RunOrder))
+            answer = maker.answer(msgspec.json.decode(orders.get(), type=RunRequest))
             answers.write(msgspec.json.encode(answer) + b"\n")
             answers.flush()
     return ExitCode.OK

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.seed import BLENDED_STAGES, Germination
+from esper.kasmina.seed import BLENDED_STAGES, GerminationRequest
 from esper.kasmina.slot import SeedModules
 from esper.leyline.actions import Blueprint, Style
 from esper.leyline.alpha import AlphaState
@@ -67,13 +67,13 @@ def _seed_in(row: TopologySlot) -> PlantedSeed:
 def plant(model: MorphogeneticModel, seed: PlantedSeed, generator: torch.Generator) -> None:
     """Put a seed into a model."""
     slot = model.slot(seed.slot_id)
-    wish = Germination(
+    request = GerminationRequest(
         seed_id=f"planted_{seed.slot_id}",
         blueprint=seed.blueprint,
         style=seed.style,
         alpha_target=seed.alpha,
     )
-    outcome = model.germinate(seed.slot_id, wish, generator)
+    outcome = model.germinate(seed.slot_id, request, generator)
     assert outcome.state is not None, f"slot {seed.slot_id} of a new model is empty"
     state = msgspec.structs.replace(
         outcome.state,

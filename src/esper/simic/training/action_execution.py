@@ -182,7 +182,7 @@ def _end_step(
     rollback: RollbackReport | None = None,
 ) -> EnvOutcome:
     env.model.tick()
-    env.seed_optimizers.follow(env.model)
+    env.seed_optimizers.sync_with(env.model)
     if rollback is None:
         row = env.lstm_hidden
         env.lstm_hidden = msgspec.structs.replace(row, num_steps=row.num_steps + 1)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from esper.kasmina.optimizers import (
     clip_gradients,
-    follow_gradients,
     forget_gradients,
     gradients_of,
+    sgd_step,
 )
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.signals import TrainingSignals
@@ -73,7 +73,7 @@ def process_train_batch(
     """Take one optimizer step on host and seeds."""
     with env.fence.entered(is_training=True):
         env.fence.await_transfers()
-        env.fence.keep(batch.inputs, batch.targets)
+        env.fence.record_stream(batch.inputs, batch.targets)
         forget_gradients(env.host_optimizer)
         env.seed_optimizers.zero_grad()
         with rules.autocast():
@@ -105,7 +105,7 @@ def _clip_and_step(env: ParallelEnvState, max_grad_norm: float | None) -> None:
         if max_grad_norm is not None:
             clip_gradients(gradients, max_grad_norm)
         if env.scaler is None:
-            follow_gradients(optimizer)
+            sgd_step(optimizer)
         else:
             # Half precision is the one exception: torch reads here whether gradients overflowed.
             # Its fused optimizer does not, but keeps unset moments if the first step is skipped.
@@ -174,7 +174,7 @@ def process_val_batch(env: ParallelEnvState, batch: Batch, autocast: Autocast) -
     """Add one batch's loss and right predictions of the network as it is."""
     with env.fence.entered(is_training=False):
         env.fence.await_transfers()
-        env.fence.keep(batch.inputs, batch.targets)
+        env.fence.record_stream(batch.inputs, batch.targets)
         with autocast():
             logits = env.model(batch.inputs)
         loss, correct = loss_and_correct(logits, batch.targets)

@@ -13,7 +13,7 @@ from esper.leyline.stages import Stage
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.runtime.batches import Batch
 from esper.simic.attribution.configurations import AblationPlan, AblationStrategy, plan_ablations
-from esper.simic.attribution.evidence import weigh
+from esper.simic.attribution.evidence import attribute_contributions
 from esper.simic.attribution.shapley import antithetic_permutations
 from esper.simic.training.batch_ops import Autocast, loss_and_correct
 from esper.simic.training.parallel_env_state import ParallelEnvState
@@ -70,7 +70,7 @@ def process_fused_val_batch(
     """Add one batch's losses and right predictions under every ablation of the plan."""
     with env.fence.entered(is_training=False):
         env.fence.await_transfers()
-        env.fence.keep(batch.inputs, batch.targets)
+        env.fence.record_stream(batch.inputs, batch.targets)
         with autocast():
             output = env.model.fused_forward(batch.inputs, plan.ablations)
         results = [loss_and_correct(logits, batch.targets) for logits in output.logits]
@@ -85,7 +85,7 @@ def materialize_attribution(
     """Wait for the device once, read every ablation's mean loss and accuracy, and weigh them."""
     env.fence.synchronize()
     losses, accuracies = env.val.materialize_means()
-    return losses, accuracies, weigh(plan, accuracies)
+    return losses, accuracies, attribute_contributions(plan, accuracies)
 
 
 def coalitions_of(

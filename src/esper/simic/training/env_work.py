@@ -62,7 +62,7 @@ class TrainingWork:
         """Start the step's sums, and put the network into training mode."""
         env.zero_accumulators()
         env.model.train()
-        env.seed_optimizers.follow(env.model)
+        env.seed_optimizers.sync_with(env.model)
 
     def train_batch(self, env: ParallelEnvState, batch_index: int, batch: Batch) -> None:
         """Train on the env's share of one batch."""

@@ -22,7 +22,7 @@ from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import HostSpec
 from esper.nissa.files import FileSystem, write_atomically
 from esper.runtime.tasks import registered_task
-from esper.simic.training.checkpoints import read_tensors
+from esper.simic.training.checkpoint_store import read_tensors
 
 __all__ = [
     "GROWN_VERSION",

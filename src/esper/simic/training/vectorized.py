@@ -56,11 +56,11 @@ from esper.simic.telemetry.step_events import StepRules
 from esper.simic.telemetry.traces import StepTracer, prepare_tracing
 from esper.simic.training.arguments import DEFAULTS, layer_from_arguments
 from esper.simic.training.batch_ops import Autocast, TrainRules
-from esper.simic.training.checkpoints import CheckpointStore
+from esper.simic.training.checkpoint_store import CheckpointStore
+from esper.simic.training.checkpointer import Checkpointer, LoadedRun
 from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.grown import GrownWriter
-from esper.simic.training.keeper import Keeper, LoadedRun
-from esper.simic.training.loops import run_on_a_loop
 from esper.simic.training.machine import (
     compile_mode_for,
     machine_kind,
@@ -71,8 +71,13 @@ from esper.simic.training.machine import (
     warm_up_math,
 )
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.simic.training.plans import (
-    Plan,
+from esper.simic.training.policy_controller import PolicyController
+from esper.simic.training.probes import RunProbes
+from esper.simic.training.reporter import Reporter
+from esper.simic.training.resuming import check_resumable, reopen_run, resolve_job
+from esper.simic.training.reward_ledger import rollback_penalty
+from esper.simic.training.run_setup import (
+    RunSetup,
     amp_dtype,
     build_control,
     env_context,
@@ -80,11 +85,6 @@ from esper.simic.training.plans import (
     host_device_types,
     started_event,
 )
-from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.probes import RunProbes
-from esper.simic.training.reporter import Reporter
-from esper.simic.training.resuming import check_resumable, reopen_run, resolve_job
-from esper.simic.training.reward_ledger import rollback_penalty
 from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.vectorized_trainer import ControlThread, VectorizedPPOTrainer
@@ -199,7 +199,7 @@ def run_job(
         with hub:
             if loaded is not None:
                 hub.emit(loaded)
-            state = run_on_a_loop(partial(_run, plan, hub, monitors, ready_event), plan.stop)
+            state = run_event_loop(partial(_run, plan, hub, monitors, ready_event), plan.stop)
     learner = plan.learner
     return TrainingResult(
         agent=None if learner is None else learner.agent,
@@ -347,7 +347,7 @@ def plan_job(
     resumed: LoadedRun | None,
     stop: StopFlag,
     dataset: TensorDataset | None = None,
-) -> Plan:
+) -> RunSetup:
     """Decide everything that can go wrong before anything is created.
 
     A resumed run lends its controller, be it to go on or to be evaluated. Data that
@@ -380,7 +380,7 @@ def plan_job(
         transfer=transfer_to,
         check_cancelled=stop.checkpoint,
     )
-    return Plan(
+    return RunSetup(
         job=job,
         task=task,
         command=command,
@@ -465,7 +465,7 @@ def _build_agent(job: Job, device: torch.device, resumed: LoadedRun | None) -> P
     )
 
 
-def _open_run_directory(plan: Plan) -> tuple[Path, CheckpointLoaded | None]:
+def _open_run_directory(plan: RunSetup) -> tuple[Path, CheckpointLoaded | None]:
     """Create the run's directory, or take a resumed run's back to its checkpoint."""
     telemetry_dir = Path(plan.job.run.telemetry_dir)
     if plan.resumed is not None:
@@ -482,7 +482,7 @@ def _open_run_directory(plan: Plan) -> tuple[Path, CheckpointLoaded | None]:
 
 
 async def _run(
-    plan: Plan,
+    plan: RunSetup,
     hub: TelemetryHub,
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
@@ -493,7 +493,7 @@ async def _run(
 
 
 async def _run_trainer(
-    plan: Plan,
+    plan: RunSetup,
     hub: TelemetryHub,
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
@@ -523,7 +523,7 @@ def _close_log(hub: TelemetryHub) -> None:
 
 
 def build_engine(
-    plan: Plan, work: TrainingWork | None = None
+    plan: RunSetup, work: TrainingWork | None = None
 ) -> LaneEngine[ParallelEnvState, Batch]:
     """Start the lanes that a plan's envs live on; without other work, they do the plan's own."""
     config = plan.job.training
@@ -537,7 +537,7 @@ def build_engine(
 
 
 def build_watchdog(
-    plan: Plan,
+    plan: RunSetup,
     engine: LaneEngine[Any, Any],
     control: Lane,
     report: Callable[[LaneStalled], object],
@@ -554,7 +554,7 @@ def build_watchdog(
     )
 
 
-def build_work(plan: Plan) -> TrainingWork:
+def build_work(plan: RunSetup) -> TrainingWork:
     """Build what is done to a plan's envs."""
     config = plan.job.training
     return TrainingWork(
@@ -572,7 +572,7 @@ def build_work(plan: Plan) -> TrainingWork:
 
 
 def _build_trainer(
-    plan: Plan, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
+    plan: RunSetup, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
 ) -> VectorizedPPOTrainer:
     config, run, resumed = plan.job.training, plan.job.run, plan.resumed
     learner = plan.learner
@@ -597,7 +597,7 @@ def _build_trainer(
             profiler=PhaseProfiler(run.profiler.phases),
             escalation=state.escalation,
         ),
-        keeper=Keeper(
+        checkpointer=Checkpointer(
             store=store,
             job=plan.job,
             run_id=hub.run_id,
@@ -626,7 +626,7 @@ def _train_pass(
     return batches.batches(round=round_index, step=step)
 
 
-def _test_pass(plan: Plan) -> Iterator[Sequence[Batch]]:
+def _test_pass(plan: RunSetup) -> Iterator[Sequence[Batch]]:
     return plan.test_batches().batches(round=0, step=0)
 
 
@@ -634,7 +634,7 @@ def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
     return (*engine.lanes, lane)
 
 
-def _autocast_of(plan: Plan) -> Autocast:
+def _autocast_of(plan: RunSetup) -> Autocast:
     """Return what makes the precision context of a host's forward pass."""
     dtype = amp_dtype(plan)
     return nullcontext if dtype is None else partial(_autocast, host_device_types(plan), dtype)

@@ -36,8 +36,8 @@ from esper.simic.telemetry.anomaly import (
     note_skipped_update,
 )
 from esper.simic.telemetry.traces import StepTracer
+from esper.simic.training.checkpointer import Checkpointer
 from esper.simic.training.control import Control, RoundResult
-from esper.simic.training.keeper import Keeper
 from esper.simic.training.reporter import Reporter, RoundFigures
 from esper.simic.training.run_state import BestEnv, RunState, best_env_of
 from esper.simic.training.schedule import Schedule
@@ -100,7 +100,7 @@ class VectorizedPPOTrainer:
     control: ControlThread
     schedule: Schedule
     reporter: Reporter
-    keeper: Keeper
+    checkpointer: Checkpointer
     probes: Probes
     tracer: StepTracer
     state: RunState
@@ -133,11 +133,11 @@ class VectorizedPPOTrainer:
     async def begin(self, started: TrainingStarted) -> None:
         """Tell what is about to happen, and make sure that there is a checkpoint to go back to."""
         await self.tracer.start()
-        if self.keeper.resumed is None:
+        if self.checkpointer.resumed is None:
             await self.reporter.tell(started)
             await self.save(is_best=False)
             return
-        announcement = self.keeper.announce_again()
+        announcement = self.checkpointer.announce_again()
         if announcement is not None:
             await self.reporter.tell(announcement)
 
@@ -154,7 +154,7 @@ class VectorizedPPOTrainer:
         """
         evidence = await self.engine.validate_pass(step)
         if step == self.schedule.num_steps - 1:
-            best = best_env_of(evidence, by_loss=self.keeper.is_judged_by_loss)
+            best = best_env_of(evidence, by_loss=self.checkpointer.is_judged_by_loss)
             known = self.state.best_env
             if best is not None and (known is None or best.score > known.score):
                 await self._keep_grown(best)
@@ -163,7 +163,7 @@ class VectorizedPPOTrainer:
     async def _keep_grown(self, best: BestEnv) -> None:
         network = await self.engine.snapshot(best.env_id)
         if network is not None:
-            await self.control.lane.run(self.keeper.grown.save, network)
+            await self.control.lane.run(self.checkpointer.grown.save, network)
             self.state = msgspec.structs.replace(self.state, best_env=best)
 
     async def publish(
@@ -208,19 +208,19 @@ class VectorizedPPOTrainer:
             memory=await self.control.lane.run(self.probes.memory),
         )
         await self.reporter.round(result, figures)
-        is_best = self.state.is_best(summary, by_loss=self.keeper.is_judged_by_loss)
+        is_best = self.state.is_best(summary, by_loss=self.checkpointer.is_judged_by_loss)
         self.state = msgspec.structs.replace(
             self.state.after_round(summary), escalation=self.reporter.escalation
         )
-        if self.keeper.is_due(self.state.rounds_completed, self.schedule.num_rounds):
+        if self.checkpointer.is_due(self.state.rounds_completed, self.schedule.num_rounds):
             await self.save(is_best=is_best)
         else:
-            await self.control.lane.run(self.keeper.hold, self.state, is_best=is_best)
+            await self.control.lane.run(self.checkpointer.stage, self.state, is_best=is_best)
         self._halt_if_numbers_fail()
 
     async def save(self, *, is_best: bool) -> None:
         """Bring the log and a checkpoint to the disk, in this order, and tell it."""
-        saved = await self.control.lane.run(self.keeper.save, self.state, is_best=is_best)
+        saved = await self.control.lane.run(self.checkpointer.save, self.state, is_best=is_best)
         await self.reporter.tell(saved)
 
     async def end(self, status: str, reason: str | None, began_s: float) -> None:
@@ -238,7 +238,7 @@ class VectorizedPPOTrainer:
             duration_s=time.monotonic() - began_s,
         )
         with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
-            await anyio.to_thread.run_sync(self.keeper.save_held)
+            await anyio.to_thread.run_sync(self.checkpointer.commit_staged)
         with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
             await self.tracer.stop()
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):

@@ -80,7 +80,7 @@ class RandomController:
         return Random(source)
 
     def _draw(self, reports: tuple[SeedReport, ...], random: Random) -> ActionSpec:
-        wish = ActionSpec(
+        request = ActionSpec(
             slot_id=self.rules.slot_ids[0],
             blueprint=random.choice(BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]),
             style=random.choice(list(Style)),
@@ -89,15 +89,15 @@ class RandomController:
             alpha_speed=random.choice(list(AlphaSpeed)),
             alpha_curve=random.choice(list(CurveChoice)),
         )
-        targets = {op: self._targets(msgspec.structs.replace(wish, op=op), reports) for op in Op}
+        targets = {op: self._targets(msgspec.structs.replace(request, op=op), reports) for op in Op}
         return random.choice(random.choice([legal for legal in targets.values() if legal]))
 
-    def _targets(self, wish: ActionSpec, reports: tuple[SeedReport, ...]) -> list[ActionSpec]:
-        """Return the wish for each slot where it is legal; where slots do not matter, once."""
-        matters = causal_heads(wish.op)
+    def _targets(self, request: ActionSpec, reports: tuple[SeedReport, ...]) -> list[ActionSpec]:
+        """Return the request for each slot where it is legal; where slots do not matter, once."""
+        matters = causal_heads(request.op)
         slot_ids = self.rules.slot_ids if Head.SLOT in matters else self.rules.slot_ids[:1]
-        effective = {head.value: getattr(wish, head.value) for head in _DETAILS & matters}
-        aimed = (ActionSpec(op=wish.op, slot_id=slot_id, **effective) for slot_id in slot_ids)
+        effective = {head.value: getattr(request, head.value) for head in _DETAILS & matters}
+        aimed = (ActionSpec(op=request.op, slot_id=slot_id, **effective) for slot_id in slot_ids)
         return [action for action in aimed if is_legal(action, reports, self.rules)]
 
 

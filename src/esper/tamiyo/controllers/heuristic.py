@@ -112,16 +112,16 @@ class HeuristicController:
             if report.stage is not Stage.FOSSILIZED and report.stage not in COOLDOWN_STAGES
         ]
         memory.idle_steps = 0 if living else memory.idle_steps + 1
-        wish = self._for_seed(living[0]) if living else self._germination(env, memory, step)
-        if not is_legal(wish, env.reports, self.rules):
+        request = self._for_seed(living[0]) if living else self._germination(env, memory, step)
+        if not is_legal(request, env.reports, self.rules):
             return self._wait()
-        if wish.op is Op.PRUNE:
+        if request.op is Op.PRUNE:
             memory.last_prune_step = step
             blueprint = living[0].blueprint
             memory.penalties[blueprint] = (
                 memory.penalties.get(blueprint, 0) + self.heuristic.penalty
             )
-        return wish
+        return request
 
     def _for_seed(self, seed: SeedReport) -> ActionSpec:
         match seed.stage:
@@ -171,11 +171,11 @@ class HeuristicController:
         """Return the first slot that a seed may germinate in; the rotation only moves then."""
         assert self.rotation
         blueprint = self.rotation[0]
-        wishes = (
+        requests = (
             ActionSpec(op=Op.GERMINATE, slot_id=slot_id, blueprint=blueprint)
             for slot_id in self.rules.slot_ids
         )
-        legal = (wish.slot_id for wish in wishes if is_legal(wish, reports, self.rules))
+        legal = (request.slot_id for request in requests if is_legal(request, reports, self.rules))
         return next(legal, None)
 
     def _next_blueprint(self, memory: _EnvMemory) -> Blueprint:

@@ -8,7 +8,7 @@ import pytest
 from tests.nissa.fake_run import FakeRun
 
 from esper.leyline.baselines import RunProfile
-from esper.nissa import scanning
+from esper.nissa import run_profile
 from esper.nissa.identities import check_profile
 from esper.nissa.ordering import (
     EPOCH_BEFORE_ACTION,
@@ -18,7 +18,7 @@ from esper.nissa.ordering import (
     STAGE_BEFORE_FATE,
     STARTS_FIRST,
 )
-from esper.nissa.scanning import Scan, ScanTask, scan_log
+from esper.nissa.run_profile import Scan, ScanTask, scan_log
 from esper.nissa.workers import run_tasks
 
 
@@ -69,7 +69,7 @@ def test_digest_ignores_clock_run_and_layout_but_no_value(tmp_path: Path) -> Non
 
 def test_digest_does_not_depend_on_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = list(FakeRun().lines())
-    monkeypatch.setattr(scanning, "BLOCK_LINES", 50)
+    monkeypatch.setattr(run_profile, "BLOCK_LINES", 50)
     whole = scan(tmp_path, lines)
     monkeypatch.setattr("esper.nissa.lines.CHUNK_BYTES", 3000)
 

@@ -9,9 +9,9 @@ from tests.simic.training.runs import tiny_job
 from esper.leyline.errors import TelemetryLostError
 from esper.leyline.payloads import RunFinished
 from esper.nissa.testing import RecordingHub
-from esper.simic.training.checkpoints import CheckpointStore
+from esper.simic.training.checkpoint_store import CheckpointStore
+from esper.simic.training.checkpointer import Checkpointer
 from esper.simic.training.grown import GrownHeader, GrownWriter
-from esper.simic.training.keeper import Keeper
 from esper.simic.training.resuming import load_run
 from esper.simic.training.run_state import RunState
 
@@ -26,9 +26,9 @@ FINISHED = RunFinished(
 )
 
 
-def keeper_in(directory: Path, hub: RecordingHub, *, every: int = 3) -> Keeper:
+def keeper_in(directory: Path, hub: RecordingHub, *, every: int = 3) -> Checkpointer:
     header = GrownHeader(task="tiny", host=CNN, slots=("r0c0",), lifecycle=EAGER)
-    return Keeper(
+    return Checkpointer(
         store=CheckpointStore(directory),
         job=tiny_job(directory),
         run_id="00000000",
@@ -47,18 +47,18 @@ def rounds_saved(directory: Path) -> list[int]:
 
 
 def test_checkpoint_is_due_every_few_rounds_and_after_the_last(tmp_path: Path) -> None:
-    keeper = keeper_in(tmp_path, RecordingHub(), every=3)
+    checkpointer = keeper_in(tmp_path, RecordingHub(), every=3)
 
-    assert [rounds for rounds in range(1, 9) if keeper.is_due(rounds, 8)] == [3, 6, 8]
+    assert [rounds for rounds in range(1, 9) if checkpointer.is_due(rounds, 8)] == [3, 6, 8]
 
 
 def test_checkpoint_counts_on_the_events_before_it(tmp_path: Path) -> None:
     hub = RecordingHub()
-    keeper = keeper_in(tmp_path, hub)
+    checkpointer = keeper_in(tmp_path, hub)
     hub.emit(FINISHED)
     hub.emit(FINISHED)
 
-    saved = keeper.save(RunState(rounds_completed=3), is_best=True)
+    saved = checkpointer.save(RunState(rounds_completed=3), is_best=True)
 
     assert saved.log_seq == 1
     assert hub.num_flushes == 1
@@ -67,12 +67,12 @@ def test_checkpoint_counts_on_the_events_before_it(tmp_path: Path) -> None:
 
 
 def test_held_round_is_saved_only_when_asked_and_only_once(tmp_path: Path) -> None:
-    keeper = keeper_in(tmp_path, RecordingHub())
+    checkpointer = keeper_in(tmp_path, RecordingHub())
 
-    keeper.hold(RunState(rounds_completed=1), is_best=False)
+    checkpointer.stage(RunState(rounds_completed=1), is_best=False)
     assert rounds_saved(tmp_path) == []
-    keeper.save_held()
-    keeper.save_held()
+    checkpointer.commit_staged()
+    checkpointer.commit_staged()
 
     assert rounds_saved(tmp_path) == [1]
     assert not load_run(tmp_path / "round-000001.pt").header.is_announced
@@ -80,10 +80,10 @@ def test_held_round_is_saved_only_when_asked_and_only_once(tmp_path: Path) -> No
 
 def test_best_round_is_saved_as_such_even_when_no_checkpoint_is_due(tmp_path: Path) -> None:
     hub = RecordingHub()
-    keeper = keeper_in(tmp_path, hub)
+    checkpointer = keeper_in(tmp_path, hub)
 
-    keeper.hold(RunState(rounds_completed=1), is_best=True)
-    keeper.hold(RunState(rounds_completed=2), is_best=False)
+    checkpointer.stage(RunState(rounds_completed=1), is_best=True)
+    checkpointer.stage(RunState(rounds_completed=2), is_best=False)
 
     assert load_run(tmp_path / "best.pt").state.rounds_completed == 1
     assert rounds_saved(tmp_path) == []
@@ -91,11 +91,11 @@ def test_best_round_is_saved_as_such_even_when_no_checkpoint_is_due(tmp_path: Pa
 
 
 def test_saved_round_replaces_the_one_that_was_held(tmp_path: Path) -> None:
-    keeper = keeper_in(tmp_path, RecordingHub())
-    keeper.hold(RunState(rounds_completed=2), is_best=False)
+    checkpointer = keeper_in(tmp_path, RecordingHub())
+    checkpointer.stage(RunState(rounds_completed=2), is_best=False)
 
-    keeper.save(RunState(rounds_completed=3), is_best=False)
-    keeper.save_held()
+    checkpointer.save(RunState(rounds_completed=3), is_best=False)
+    checkpointer.commit_staged()
 
     assert rounds_saved(tmp_path) == [3]
 
@@ -105,16 +105,16 @@ def test_held_round_is_saved_despite_a_lost_log_if_its_own_events_are_on_disk(
     last_seq: int | None, is_saved: bool, tmp_path: Path
 ) -> None:
     hub = RecordingHub()
-    keeper = keeper_in(tmp_path, hub)
+    checkpointer = keeper_in(tmp_path, hub)
     hub.emit(FINISHED)
     hub.emit(FINISHED)
-    keeper.hold(RunState(rounds_completed=1), is_best=False)
+    checkpointer.stage(RunState(rounds_completed=1), is_best=False)
     hub.failure = TelemetryLostError(tmp_path, 28, "no space left on device", last_seq)
 
     if is_saved:
-        keeper.save_held()
+        checkpointer.commit_staged()
     else:
         with pytest.raises(TelemetryLostError):
-            keeper.save_held()
+            checkpointer.commit_staged()
 
     assert rounds_saved(tmp_path) == ([1] if is_saved else [])

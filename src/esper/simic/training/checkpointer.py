@@ -1,4 +1,4 @@
-"""The keeper: what a checkpoint contains, when one is due, and how a run goes on from it."""
+"""The checkpointer: what a checkpoint contains, when one is due, and how a run goes on from it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from esper.leyline.errors import TelemetryLostError
 from esper.leyline.payloads import CheckpointSaved
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa.hub import Hub
-from esper.simic.training.checkpoints import (
+from esper.simic.training.checkpoint_store import (
     CheckpointStore,
     SavedCheckpoint,
     encode_checkpoint,
@@ -20,7 +20,7 @@ from esper.simic.training.grown import GrownWriter
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.run_state import RunState
 
-__all__ = ["CheckpointHeader", "Keeper", "LoadedRun"]
+__all__ = ["CheckpointHeader", "Checkpointer", "LoadedRun"]
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class _Held:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Keeper:
+class Checkpointer:
     """Saves a run's whole state between rounds, behind its log.
 
     Every random stream is derived from the seed and the round, so the counters are all there is to
@@ -108,7 +108,7 @@ class Keeper:
         self._held = None
         return _announcement(header, saved)
 
-    def hold(self, state: RunState, *, is_best: bool) -> None:
+    def stage(self, state: RunState, *, is_best: bool) -> None:
         """Be ready to save a round that ends without a checkpoint, should the next one break.
 
         The best round is saved as such at once, due or not.
@@ -122,7 +122,7 @@ class Keeper:
             data=data, rounds_completed=state.rounds_completed, log_seq=header.log_seq
         )
 
-    def save_held(self) -> None:
+    def commit_staged(self) -> None:
         """Save the last finished round, if it is not, provided that its log is on disk."""
         held, self._held = self._held, None
         if held is None:

@@ -11,12 +11,12 @@ import anyio
 
 from esper.tolaria.stopping import StopFlag
 
-__all__ = ["run_on_a_loop"]
+__all__ = ["run_event_loop"]
 
 T = TypeVar("T")
 
 
-def run_on_a_loop(main: Callable[[], Coroutine[Any, Any, T]], stop: StopFlag) -> T:
+def run_event_loop(main: Callable[[], Coroutine[Any, Any, T]], stop: StopFlag) -> T:
     """Run a coroutine function to its end; beside a loop that is already running, on a thread.
 
     There nobody watches signals: an interrupt reaches the thread that waits, and is passed on.

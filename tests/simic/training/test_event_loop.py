@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from esper.leyline.errors import InterruptedRunError
-from esper.simic.training.loops import run_on_a_loop
+from esper.simic.training.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 
 
@@ -17,12 +17,12 @@ async def _thread_name() -> str:
 
 
 def test_coroutine_runs_on_the_callers_thread_where_no_loop_runs() -> None:
-    assert run_on_a_loop(_thread_name, StopFlag()) == threading.current_thread().name
+    assert run_event_loop(_thread_name, StopFlag()) == threading.current_thread().name
 
 
 def test_coroutine_runs_on_a_thread_of_its_own_beside_a_loop() -> None:
     async def inside() -> str:
-        return run_on_a_loop(_thread_name, StopFlag())
+        return run_event_loop(_thread_name, StopFlag())
 
     assert asyncio.run(inside()).startswith("esper-loop")
 
@@ -32,7 +32,7 @@ def test_error_of_a_coroutine_beside_a_loop_reaches_the_caller() -> None:
         raise ValueError("from the coroutine")
 
     async def inside() -> None:
-        run_on_a_loop(broken, StopFlag())
+        run_event_loop(broken, StopFlag())
 
     with pytest.raises(ValueError, match="from the coroutine"):
         asyncio.run(inside())
@@ -57,7 +57,7 @@ def test_interrupt_beside_a_loop_stops_the_coroutine_at_its_next_cancellation_po
 
     async def inside() -> None:
         monkeypatch.setattr(Future, "result", interrupted_once)
-        run_on_a_loop(work, stop)
+        run_event_loop(work, stop)
 
     with pytest.raises(InterruptedRunError, match="interrupted"):
         asyncio.run(inside())

@@ -9,10 +9,10 @@ from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import decode_event
 from esper.nissa.blocks import Block, CommitRecord, checksum_path, read_records
 
-__all__ = ["LogScan", "scan_log", "verify_records"]
+__all__ = ["LogRecovery", "recover_log", "verify_records"]
 
 
-class LogScan(msgspec.Struct, frozen=True, kw_only=True):
+class LogRecovery(msgspec.Struct, frozen=True, kw_only=True):
     """What a log and its checksums say."""
 
     records: list[CommitRecord]
@@ -38,7 +38,7 @@ class LogScan(msgspec.Struct, frozen=True, kw_only=True):
         return self.tail.next_seq
 
 
-def scan_log(log_path: Path, *, has_checksums: bool) -> LogScan:
+def recover_log(log_path: Path, *, has_checksums: bool) -> LogRecovery:
     """Read the records and the uncovered tail; bytes that records cover are not looked at."""
     num_bytes = log_path.stat().st_size
     records = read_records(checksum_path(log_path), num_bytes) if has_checksums else []
@@ -46,7 +46,7 @@ def scan_log(log_path: Path, *, has_checksums: bool) -> LogScan:
     next_seq = records[-1].last_seq + 1 if records else 0
     lines = list(_continuing_lines(log_path, covered_end, next_seq))
     tail = Block(next_seq, len(lines), b"".join(lines))
-    return LogScan(records=records, tail=tail, num_bytes=num_bytes)
+    return LogRecovery(records=records, tail=tail, num_bytes=num_bytes)
 
 
 def _continuing_lines(log_path: Path, offset: int, seq: int) -> Iterator[bytes]:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["Marks"]
+__all__ = ["ChangeVersions"]
 
 
 @dataclass(eq=False, slots=True)
-class Marks:
+class ChangeVersions:
     """Versions of the entries of one section, by key."""
 
     versions: dict[int, int] = field(default_factory=dict)

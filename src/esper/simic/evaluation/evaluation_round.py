@@ -12,7 +12,7 @@ from esper.leyline.tasks import TaskKind
 from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.grown import GrownHeader
-from esper.simic.training.plans import Plan, build_control, grown_header
+from esper.simic.training.run_setup import RunSetup, build_control, grown_header
 from esper.simic.training.run_state import best_env_of
 from esper.simic.training.vectorized import build_engine, build_watchdog
 from esper.simic.training.vectorized_trainer import ControlThread
@@ -20,7 +20,7 @@ from esper.tolaria.engine import Engine
 from esper.tolaria.lanes import Lane
 from esper.tolaria.supervisor import supervise
 
-__all__ = ["GrownNetwork", "GrownRound", "grow"]
+__all__ = ["GrownNetwork", "EvaluationRound", "evaluate_round"]
 
 ROUND_INDEX: Final = 0
 """Every seed is a run of its own, of one round."""
@@ -37,7 +37,7 @@ class GrownNetwork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GrownRound:
+class EvaluationRound:
     """What the envs went through and came to."""
 
     steps: tuple[StepEvidence, ...]
@@ -50,9 +50,9 @@ class GrownRound:
     best: GrownNetwork | None
 
 
-async def grow(
-    plan: Plan, *, work: TrainingWork | None = None, is_tested_each_step: bool = False
-) -> GrownRound:
+async def evaluate_round(
+    plan: RunSetup, *, work: TrainingWork | None = None, is_tested_each_step: bool = False
+) -> EvaluationRound:
     """Take the envs of a plan through one round.
 
     Networks are tested as validation saw them, before the step's decision.
@@ -67,7 +67,9 @@ async def grow(
     control = ControlThread(build_control(plan), lane)
     try:
         return await supervise(
-            partial(_grow, plan, engine, control, is_tested_each_step=is_tested_each_step),
+            partial(
+                _evaluate_round, plan, engine, control, is_tested_each_step=is_tested_each_step
+            ),
             background=(),
             watchdog=build_watchdog(plan, engine, lane, _log_stacks, "the message before this one"),
         )
@@ -76,9 +78,9 @@ async def grow(
         lane.close(CLOSE_TIMEOUT_S)
 
 
-async def _grow(
-    plan: Plan, engine: Engine, control: ControlThread, *, is_tested_each_step: bool
-) -> GrownRound:
+async def _evaluate_round(
+    plan: RunSetup, engine: Engine, control: ControlThread, *, is_tested_each_step: bool
+) -> EvaluationRound:
     last_step = plan.job.training.max_epochs - 1
     steps: list[StepEvidence] = []
     tested: list[tuple[EnvTestResult | None, ...]] = []
@@ -97,7 +99,7 @@ async def _grow(
         outcome = await engine.apply(decision)
         record = await control.record(evidence, decision, outcome)
         episodes |= {episode.env_id: episode for episode in record.ended}
-    return GrownRound(
+    return EvaluationRound(
         steps=tuple(steps),
         tested=tuple(tested),
         episodes=episodes,
@@ -122,7 +124,7 @@ def _log_stacks(stalled: LaneStalled) -> None:
     logging.getLogger(__name__).error("%s hangs\n%s", stalled.lane, stalled.stack)
 
 
-async def _best_of(plan: Plan, engine: Engine, evidence: StepEvidence) -> GrownNetwork | None:
+async def _best_of(plan: RunSetup, engine: Engine, evidence: StepEvidence) -> GrownNetwork | None:
     best = best_env_of(evidence, by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL)
     state = None if best is None else await engine.snapshot(best.env_id)
     if best is None or state is None:

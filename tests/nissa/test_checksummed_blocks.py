@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from tests.nissa.fake_run import FakeRun
 from tests.nissa.making import block, pruned
 
-from esper.nissa import counting, vouching
+from esper.nissa import checksummed_blocks, counting
 from esper.nissa.blocks import Block, CommitRecord, checksum_path
+from esper.nissa.checksummed_blocks import vouched_blocks
 from esper.nissa.counting import CountBy, CountTask, Tally, count_logs, count_part
 from esper.nissa.hub import TelemetryHub
 from esper.nissa.lines import LOG_NAME
-from esper.nissa.vouching import vouched_blocks
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let blocks vouch that are small enough for a test."""
-    monkeypatch.setattr(vouching, "MIN_LOG_PER_CHECKSUM", 0)
+    monkeypatch.setattr(checksummed_blocks, "MIN_LOG_PER_CHECKSUM", 0)
 
 
 def write_blocks(folder: Path, blocks: Iterator[Block]) -> Path:
@@ -126,7 +126,7 @@ def test_two_processes_count_what_one_does(
 def test_part_begins_with_a_block_only_where_a_line_does(tmp_path: Path) -> None:
     log = sample_log(tmp_path)
     second = len(block(0, 3).data)
-    assert vouching.block_start_after(log, 1) == second
+    assert checksummed_blocks.block_start_after(log, 1) == second
     assert num_vouched(log, second) == 12
     assert num_vouched(log, second + 1) == 0
     assert num_vouched(log, 0, second) == 3
@@ -135,7 +135,7 @@ def test_part_begins_with_a_block_only_where_a_line_does(tmp_path: Path) -> None
     data[second - 1] = ord(" ")
     log.write_bytes(data)
 
-    assert vouching.block_start_after(log, 1) is None
+    assert checksummed_blocks.block_start_after(log, 1) is None
 
 
 def test_checksums_vouch_only_for_the_log_beside_them(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_many_small_blocks_are_parsed_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = sample_log(tmp_path)
-    monkeypatch.setattr(vouching, "MIN_LOG_PER_CHECKSUM", 500)
+    monkeypatch.setattr(checksummed_blocks, "MIN_LOG_PER_CHECKSUM", 500)
 
     assert num_vouched(log) == 0
 

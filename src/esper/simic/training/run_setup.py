@@ -15,10 +15,10 @@ from esper.runtime.batches import SharedBatchIterator
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import registered_task
 from esper.simic.rewards.scheme import scheme_of
+from esper.simic.training.checkpointer import LoadedRun
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.grown import GrownHeader
-from esper.simic.training.keeper import LoadedRun
 from esper.simic.training.machine import num_lanes_for
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.protocol import Controller
@@ -28,7 +28,7 @@ from esper.tolaria.fences import Fence
 from esper.tolaria.stopping import StopFlag
 
 __all__ = [
-    "Plan",
+    "RunSetup",
     "amp_dtype",
     "build_control",
     "env_context",
@@ -39,7 +39,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class RunSetup:
     """A job with everything that is decided before anything is created."""
 
     job: Job
@@ -63,7 +63,7 @@ class Plan:
         return self.controller if isinstance(self.controller, PolicyController) else None
 
 
-def env_context(plan: Plan) -> EnvFactoryContext:
+def env_context(plan: RunSetup) -> EnvFactoryContext:
     """Return what the envs of a plan are built from."""
     config = plan.job.training
     return EnvFactoryContext(
@@ -76,7 +76,7 @@ def env_context(plan: Plan) -> EnvFactoryContext:
     )
 
 
-def build_control(plan: Plan) -> Control:
+def build_control(plan: RunSetup) -> Control:
     """Build what stands between a plan's envs and its controller."""
     config = plan.job.training
     return Control(
@@ -94,7 +94,7 @@ def build_control(plan: Plan) -> Control:
     )
 
 
-def amp_dtype(plan: Plan) -> torch.dtype | None:
+def amp_dtype(plan: RunSetup) -> torch.dtype | None:
     """Return the precision that hosts run in under autocast, or None for full precision."""
     config = plan.job.training
     if not config.amp or config.amp_dtype is AmpDtype.OFF:
@@ -105,12 +105,12 @@ def amp_dtype(plan: Plan) -> torch.dtype | None:
     return torch.float16 if config.amp_dtype is AmpDtype.FLOAT16 else torch.bfloat16
 
 
-def host_device_types(plan: Plan) -> tuple[str, ...]:
+def host_device_types(plan: RunSetup) -> tuple[str, ...]:
     """Return the kinds of devices that hosts live on, each once."""
     return tuple(sorted({fence.device.type for fence in plan.fences}))
 
 
-def grown_header(plan: Plan) -> GrownHeader:
+def grown_header(plan: RunSetup) -> GrownHeader:
     """Return what has to be known of the networks that a plan grows."""
     config, scale = plan.job.training, plan.dataset.pixel_scale
     is_custom = registered_task(config.task).build_host is not None
@@ -124,7 +124,7 @@ def grown_header(plan: Plan) -> GrownHeader:
     )
 
 
-def started_event(plan: Plan) -> TrainingStarted:
+def started_event(plan: RunSetup) -> TrainingStarted:
     """Return what a run says of itself when it begins."""
     config, run = plan.job.training, plan.job.run
     dtype = amp_dtype(plan)
