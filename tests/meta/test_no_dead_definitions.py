@@ -268,7 +268,6 @@ ALLOWED: dict[str, str] = {
     "esper.simic.evaluation.statistics.bootstrap.num_draws": REPLACED,
     "esper.simic.training.grown.GrownHeader.*": WRITTEN,
     "esper.simic.training.grown.read_grown_header": LIBRARY,
-    "esper.simic.training.vectorized.run_job.monitors": TOOLS,
     "esper.tolaria.fences.FenceCall.operation": DOUBLE,
     "esper.tolaria.fences.RecordingFence": DOUBLE,
     "esper.tolaria.supervisor.supervise.linger_s": REPLACED,

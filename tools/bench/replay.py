@@ -12,10 +12,10 @@ from esper.kasmina.counterfactual import NOTHING_OFF
 from esper.kasmina.seed import SeedState
 from esper.leyline.attribution import Ablation
 from esper.leyline.messages import EnvEvidence
-from esper.simic.training import vectorized
+from esper.simic.training import worker_assembly
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.simic.training.vectorized import TrainingResult
+from esper.simic.training.run_result import TrainingResult
 from tools.bench.workloads import Workload, run_workload
 
 __all__ = ["NOTHING_GROWS", "EnvStep", "Replay", "recorded_run"]
@@ -82,6 +82,6 @@ def recorded_run(
 ) -> tuple[TrainingResult, Replay]:
     """Run a workload; what it grew is the same whenever it is run again."""
     noted: list[EnvStep] = []
-    with patch.object(vectorized, "TrainingWork", partial(_RecordingWork, noted=noted)):
+    with patch.object(worker_assembly, "TrainingWork", partial(_RecordingWork, noted=noted)):
         result = run_workload(workload, command=command, lanes=lanes)
     return result, Replay(tuple(noted))

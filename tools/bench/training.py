@@ -20,7 +20,7 @@ from esper.leyline.telemetry import EventType
 from esper.nissa.hub import TelemetryHub
 from esper.nissa.security import Security
 from esper.nissa.server import ServerAddress, build_app, serve
-from esper.simic.training.vectorized import Monitor
+from esper.simic.training.run import Monitor
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.stopping import StopFlag
 from tools.bench.bare_loop import BareLoop

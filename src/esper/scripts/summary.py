@@ -7,7 +7,7 @@ import msgspec
 from esper.leyline.reports import BatchSummary
 
 if TYPE_CHECKING:
-    from esper.simic.training.vectorized import TrainingResult
+    from esper.simic.training.run_result import TrainingResult
 
 __all__ = ["RunSummary", "summary_of"]
 

@@ -32,9 +32,9 @@ from esper.runtime.tasks import load_dataset
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.evaluation.evaluate import evaluate_controller, evaluate_policy
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
-from esper.simic.training import policy_controller, vectorized
+from esper.simic.training import policy_controller, run_setup, worker_assembly
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.vectorized import TrainingResult
+from esper.simic.training.run_result import TrainingResult
 
 SEED = 42
 
@@ -99,7 +99,7 @@ def test_test_accuracy_is_that_of_the_saved_network_on_the_test_split(
 def test_training_never_looks_at_the_test_split(
     trained: TrainingResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectorized, "load_dataset", _with_spoilt_test_split)
+    monkeypatch.setattr(run_setup, "load_dataset", _with_spoilt_test_split)
 
     spoilt = tiny_run(tmp_path, n_episodes=2)
 
@@ -182,7 +182,7 @@ def test_means_are_over_the_envs_that_reached_their_end(
     trained: TrainingResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate_policy(checkpoint_of(trained), seeds=[1])
-    monkeypatch.setattr(vectorized, "TrainingWork", _Breaking)
+    monkeypatch.setattr(worker_assembly, "TrainingWork", _Breaking)
 
     broken = evaluate_policy(checkpoint_of(trained), seeds=[1])
 
@@ -211,7 +211,7 @@ def test_data_are_loaded_once_for_all_seeds(
         loaded.append(name)
         return load_dataset(name, request)
 
-    monkeypatch.setattr(vectorized, "load_dataset", noted)
+    monkeypatch.setattr(run_setup, "load_dataset", noted)
     evaluate_policy(checkpoint_of(trained), seeds=[1, 2, 3])
     assert loaded == [TINY]
 

@@ -26,7 +26,9 @@ from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.training.batch_ops import loss_and_correct
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.vectorized import build_work, plan_job
+from esper.simic.training.parts import RunParts
+from esper.simic.training.run_setup import prepare_run
+from esper.simic.training.worker_assembly import build_work
 from esper.tolaria.stopping import StopFlag
 
 SLOT = "r0c0"
@@ -34,7 +36,7 @@ SLOT = "r0c0"
 
 @pytest.fixture
 def work(tmp_path: Path) -> TrainingWork:
-    return build_work(plan_job(tiny_job(tmp_path), "wait", None, StopFlag()))
+    return build_work(prepare_run(tiny_job(tmp_path), "wait", None, StopFlag(), parts=RunParts()))
 
 
 def planted(stage: Stage, **changes: object) -> PlantedSeed:

@@ -18,7 +18,8 @@ from esper.runtime.datasets import Split, TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import all_tasks, register_task
 from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
-from esper.simic.training.vectorized import TrainingResult, run_job
+from esper.simic.training.run_result import TrainingResult
+from esper.simic.training.vectorized import run_job
 
 Settings = Mapping[str, Any]
 

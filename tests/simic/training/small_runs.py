@@ -29,7 +29,8 @@ from esper.simic.training.counterfactual_eval import materialize_attribution
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.vectorized import TrainingResult, run_job
+from esper.simic.training.run_result import TrainingResult
+from esper.simic.training.vectorized import run_job
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,7 @@ from tests.simic.training.syncs import counted_reads
 
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
-from esper.simic.training import run_setup, vectorized
+from esper.simic.training import control_assembly, vectorized, worker_assembly
 from esper.simic.training.control import Control
 from esper.simic.training.env_work import TrainingWork
 
@@ -50,8 +50,8 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> Reads:
     with pytest.MonkeyPatch.context() as patch:
         work = watched(TrainingWork, LANE_CALLS, found, threads)
         control = watched(Control, CONTROL_CALLS, found, threads)
-        patch.setattr(vectorized, "TrainingWork", work)
-        patch.setattr(run_setup, "Control", control)
+        patch.setattr(worker_assembly, "TrainingWork", work)
+        patch.setattr(control_assembly, "Control", control)
         vectorized.run_job(job)
     assert threading.current_thread().name not in threads
     assert len(threads) == 3

@@ -20,7 +20,7 @@ from esper.leyline.stages import Stage
 from esper.leyline.tasks import HostSpec
 from esper.runtime import tasks
 from esper.runtime.tasks import RegisteredTask, TaskRegistry, registered_task
-from esper.simic.training import vectorized
+from esper.simic.training import worker_assembly
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.grown import (
     GrownHeader,
@@ -28,7 +28,7 @@ from esper.simic.training.grown import (
     read_grown_header,
     save_grown,
 )
-from esper.simic.training.vectorized import GROWN_FILE
+from esper.simic.training.trainer_assembly import GROWN_FILE
 
 
 def model_in(stages: tuple[Stage | None, ...], spec: HostSpec, style: Style) -> MorphogeneticModel:
@@ -200,7 +200,7 @@ def test_run_leaves_the_network_of_its_best_env(
 ) -> None:
     probe = torch.randn(5, 1, 8, 8) if task == TINY else torch.randint(16, (5, 8))
     work = type("Remembering", (_Remembering,), {"answers": {}, "probe": probe})
-    monkeypatch.setattr(vectorized, "TrainingWork", work)
+    monkeypatch.setattr(worker_assembly, "TrainingWork", work)
     result = tiny_run(tmp_path, task=task, n_episodes=3)
     episodes = [record for summary in result.history for record in summary.episodes]
     best = max(

@@ -35,7 +35,7 @@ from esper.leyline.errors import (
 from esper.leyline.telemetry import EventType
 from esper.nissa.journal import EVENTS_FILE
 from esper.nissa.run_directory import read_manifest
-from esper.simic.training import vectorized
+from esper.simic.training import trainer_assembly, worker_assembly
 from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.resuming import (
@@ -45,7 +45,8 @@ from esper.simic.training.resuming import (
     run_directory_of,
 )
 from esper.simic.training.run_state import RunState
-from esper.simic.training.vectorized import GROWN_FILE, run_job
+from esper.simic.training.trainer_assembly import GROWN_FILE
+from esper.simic.training.vectorized import run_job
 
 ROUNDS = 3
 
@@ -68,7 +69,7 @@ def interrupt(job: Job, monkeypatch: pytest.MonkeyPatch, *, after_batches: int, 
     countdown = count(1 - after_batches)
     work = type("StopAfter", (_StopAfter,), {"stop": stop, "countdown": countdown})
     with monkeypatch.context() as patched:
-        patched.setattr(vectorized, "TrainingWork", work)
+        patched.setattr(worker_assembly, "TrainingWork", work)
         with pytest.raises(InterruptedRunError):
             run_job(job, shutdown_event=stop, **how)
 
@@ -224,7 +225,7 @@ def test_run_that_met_a_full_disk_goes_on_from_the_checkpoint_before(
     # Four calls per file: the second round's checkpoint fails after its first write.
     disk = FailingDisk(fail_at=13)
     with monkeypatch.context() as patched:
-        patched.setattr(vectorized, "CheckpointStore", partial(CheckpointStore, files=disk))
+        patched.setattr(trainer_assembly, "CheckpointStore", partial(CheckpointStore, files=disk))
         with pytest.raises(RunFailedError, match="the one before it is intact"):
             tiny_run(tmp_path, n_episodes=ROUNDS)
     (run_dir,) = tmp_path.iterdir()

@@ -19,8 +19,12 @@ from esper.runtime.batches import SharedBatchIterator
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import RewardNormalizer
 from esper.simic.training import vectorized
+from esper.simic.training.parts import RunParts
 from esper.simic.training.resuming import load_run
-from esper.simic.training.vectorized import TrainingResult, run_job
+from esper.simic.training.run_result import TrainingResult
+from esper.simic.training.run_setup import prepare_run
+from esper.simic.training.vectorized import run_job
+from esper.simic.training.worker_assembly import build_work
 from esper.tolaria.fences import RecordingFence
 from esper.tolaria.stopping import StopFlag
 
@@ -119,16 +123,16 @@ def test_precision_is_that_of_the_hosts_devices_and_not_of_the_policys(
             entered.append(device_type)
             yield
 
-    monkeypatch.setattr(vectorized, "torch_amp", Precision)
     layer = {"training": {"n_envs": 3, "amp": True, "amp_dtype": "bfloat16", "device": "cpu"}}
     job, _ = merge_job(("test", layer))
-    plan = vectorized.plan_job(job, "wait", None, StopFlag())
+    parts = RunParts(autocast=Precision.autocast)
+    setup = prepare_run(job, "wait", None, StopFlag(), parts=parts)
     devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
     fences = tuple(RecordingFence(device=device) for device in devices)
 
     for some, types in ((fences[:2], ["cuda"]), (fences, ["cpu", "cuda"])):
         entered.clear()
-        with vectorized.build_work(replace(plan, fences=some)).rules.autocast():
+        with build_work(replace(setup, fences=some)).rules.autocast():
             pass
         assert entered == types
 

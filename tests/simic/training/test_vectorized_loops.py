@@ -10,7 +10,8 @@ import pytest
 from tests.simic.training.runs import lines_of, tiny_job, tiny_run
 
 from esper.leyline.errors import InterruptedRunError
-from esper.simic.training.vectorized import TrainingResult, run_job
+from esper.simic.training.run_result import TrainingResult
+from esper.simic.training.vectorized import run_job
 
 
 @pytest.fixture(scope="module")

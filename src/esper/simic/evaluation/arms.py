@@ -28,10 +28,11 @@ from esper.simic.evaluation.topology import FlopMeter, StaticWork, seeds_in
 from esper.simic.training.checkpointer import LoadedRun
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.event_loop import run_event_loop
+from esper.simic.training.parts import RunParts
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.resuming import load_run
-from esper.simic.training.run_setup import RunSetup
-from esper.simic.training.vectorized import build_work, plan_job
+from esper.simic.training.run_setup import RunSetup, prepare_run
+from esper.simic.training.worker_assembly import build_work
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["BASELINES", "STATIC", "Arm", "materialize_policy_digest", "parse_arms", "run_arm"]
@@ -165,17 +166,19 @@ def run_arm(
     policy = arm.policies[stratum] if arm.policies else None
     _check_slots(job, policy)
     its_job = msgspec.structs.replace(job, training=training)
-    plan = plan_job(its_job, arm.command, policy, stop, dataset)
-    if isinstance(plan.controller, PolicyController):
-        plan.controller.is_greedy = greedy
+    setup = prepare_run(its_job, arm.command, policy, stop, parts=RunParts(), dataset=dataset)
+    if isinstance(setup.controller, PolicyController):
+        setup.controller.is_greedy = greedy
         # The comparison may be of more or fewer envs, or longer, than what was learned from.
-        plan.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
+        setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
     topologies = _topologies(arm, model)
-    work = _static_work(plan, arm, topologies) if topologies else build_work(plan)
+    work = _static_work(setup, arm, topologies) if topologies else build_work(setup)
     start = time.perf_counter()
-    grown = run_event_loop(partial(evaluate_round, plan, work=work, is_tested_each_step=True), stop)
+    grown = run_event_loop(
+        partial(evaluate_round, setup, work=work, is_tested_each_step=True), stop
+    )
     wall_s = time.perf_counter() - start
-    envs = _measures(grown, FlopMeter(context=work.context, sample=_sample(plan)))
+    envs = _measures(grown, FlopMeter(context=work.context, sample=_sample(setup)))
     return ArmRun(
         arm=arm.name,
         stratum=stratum,
@@ -202,10 +205,10 @@ def _topologies(arm: Arm, model: ArmRun | None) -> dict[int, TopologyManifestRec
 
 
 def _static_work(
-    plan: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded]
+    setup: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded]
 ) -> StaticWork:
-    work = build_work(plan)
-    _check_topologies(plan, arm, topologies, build_model(work.context, 0, 0).num_host_params)
+    work = build_work(setup)
+    _check_topologies(setup, arm, topologies, build_model(work.context, 0, 0).num_host_params)
     return StaticWork(
         context=work.context,
         rules=work.rules,
@@ -218,10 +221,10 @@ def _static_work(
 
 
 def _check_topologies(
-    plan: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
+    setup: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
 ) -> None:
     """Refuse networks that a run has recorded elsewhere and that do not fit this comparison."""
-    training = plan.job.training
+    training = setup.job.training
     if arm.recorded and len(arm.recorded) < training.n_envs:
         raise UsageError(
             f"{arm.name}: has the networks of {len(arm.recorded)} envs and the comparison has "
@@ -241,8 +244,8 @@ def _check_topologies(
             )
 
 
-def _sample(plan: RunSetup) -> Batch:
-    inputs, targets = next(iter(plan.val_batches.batches(round=0, step=0)))[0]
+def _sample(setup: RunSetup) -> Batch:
+    inputs, targets = next(iter(setup.val_batches.batches(round=0, step=0)))[0]
     return Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
 
 

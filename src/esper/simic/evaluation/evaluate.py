@@ -23,10 +23,10 @@ from esper.simic.training.checkpointer import LoadedRun
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.grown import save_grown
 from esper.simic.training.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.parts import RunParts
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.resuming import load_run
-from esper.simic.training.run_setup import RunSetup
-from esper.simic.training.vectorized import plan_job
+from esper.simic.training.run_setup import RunSetup, prepare_run
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["evaluate_controller", "evaluate_policy"]
@@ -153,20 +153,20 @@ def _run_seeds(
     for seed in seeds:
         training = msgspec.structs.replace(job.training, seed=seed)
         its_job = msgspec.structs.replace(job, training=training)
-        plan = plan_job(its_job, command, loaded, stop, dataset)
-        # Data do not depend on the seed, so one plan's serve them all.
-        dataset = plan.dataset
-        if isinstance(plan.controller, PolicyController):
-            plan.controller.is_greedy = greedy
-        rounds.append(_run_seed(plan, seed))
+        setup = prepare_run(its_job, command, loaded, stop, parts=RunParts(), dataset=dataset)
+        # Data do not depend on the seed, so one setup's serve them all.
+        dataset = setup.dataset
+        if isinstance(setup.controller, PolicyController):
+            setup.controller.is_greedy = greedy
+        rounds.append(_run_seed(setup, seed))
     return rounds
 
 
-def _run_seed(plan: RunSetup, seed: int) -> _Round:
-    grown = run_event_loop(partial(evaluate_round, plan), plan.stop)
+def _run_seed(setup: RunSetup, seed: int) -> _Round:
+    grown = run_event_loop(partial(evaluate_round, setup), setup.stop)
     return _Round(
         scores=_scores(seed, grown),
-        num_test_samples=len(plan.dataset.test),
+        num_test_samples=len(setup.dataset.test),
         best=grown.best,
     )
 

@@ -10,12 +10,13 @@ from esper.leyline.payloads import LaneStalled, TopologyManifestRecorded
 from esper.leyline.reports import EpisodeRecord
 from esper.leyline.tasks import TaskKind
 from esper.simic.telemetry.emitters import topology_manifest
+from esper.simic.training.control_assembly import build_control, build_watchdog
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.grown import GrownHeader
-from esper.simic.training.run_setup import RunSetup, build_control, grown_header
+from esper.simic.training.run_setup import RunSetup, grown_header
 from esper.simic.training.run_state import best_env_of
-from esper.simic.training.vectorized import build_engine, build_watchdog
 from esper.simic.training.vectorized_trainer import ControlThread
+from esper.simic.training.worker_assembly import build_engine
 from esper.tolaria.engine import Engine
 from esper.tolaria.lanes import Lane
 from esper.tolaria.supervisor import supervise
@@ -51,27 +52,29 @@ class EvaluationRound:
 
 
 async def evaluate_round(
-    plan: RunSetup, *, work: TrainingWork | None = None, is_tested_each_step: bool = False
+    setup: RunSetup, *, work: TrainingWork | None = None, is_tested_each_step: bool = False
 ) -> EvaluationRound:
-    """Take the envs of a plan through one round.
+    """Take the envs of a setup through one round.
 
     Networks are tested as validation saw them, before the step's decision.
 
     Args:
-        plan: whose controller decides.
-        work: what is done to envs, where it is not the plan's own.
+        setup: whose controller decides.
+        work: what is done to envs, where it is not the setup's own.
         is_tested_each_step: walk the test split after every step, and not after the last alone.
     """
     lane = Lane("control")
-    engine = build_engine(plan, work)
-    control = ControlThread(build_control(plan), lane)
+    engine = build_engine(setup, work)
+    control = ControlThread(build_control(setup), lane)
     try:
         return await supervise(
             partial(
-                _evaluate_round, plan, engine, control, is_tested_each_step=is_tested_each_step
+                _evaluate_round, setup, engine, control, is_tested_each_step=is_tested_each_step
             ),
             background=(),
-            watchdog=build_watchdog(plan, engine, lane, _log_stacks, "the message before this one"),
+            watchdog=build_watchdog(
+                setup, engine, lane, _log_stacks, "the message before this one"
+            ),
         )
     finally:
         await engine.close()
@@ -79,9 +82,9 @@ async def evaluate_round(
 
 
 async def _evaluate_round(
-    plan: RunSetup, engine: Engine, control: ControlThread, *, is_tested_each_step: bool
+    setup: RunSetup, engine: Engine, control: ControlThread, *, is_tested_each_step: bool
 ) -> EvaluationRound:
-    last_step = plan.job.training.max_epochs - 1
+    last_step = setup.job.training.max_epochs - 1
     steps: list[StepEvidence] = []
     tested: list[tuple[EnvTestResult | None, ...]] = []
     episodes: dict[int, EpisodeRecord] = {}
@@ -94,7 +97,7 @@ async def _evaluate_round(
         if is_tested_each_step or step == last_step:
             tested.append(await engine.test_pass(step))
         if step == last_step:
-            best = await _best_of(plan, engine, evidence)
+            best = await _best_of(setup, engine, evidence)
         decision = await control.decide(evidence)
         outcome = await engine.apply(decision)
         record = await control.record(evidence, decision, outcome)
@@ -124,9 +127,9 @@ def _log_stacks(stalled: LaneStalled) -> None:
     logging.getLogger(__name__).error("%s hangs\n%s", stalled.lane, stalled.stack)
 
 
-async def _best_of(plan: RunSetup, engine: Engine, evidence: StepEvidence) -> GrownNetwork | None:
-    best = best_env_of(evidence, by_loss=plan.task.kind is TaskKind.LANGUAGE_MODEL)
+async def _best_of(setup: RunSetup, engine: Engine, evidence: StepEvidence) -> GrownNetwork | None:
+    best = best_env_of(evidence, by_loss=setup.task.kind is TaskKind.LANGUAGE_MODEL)
     state = None if best is None else await engine.snapshot(best.env_id)
     if best is None or state is None:
         return None
-    return GrownNetwork(score=best.score, state=state, header=grown_header(plan))
+    return GrownNetwork(score=best.score, state=state, header=grown_header(setup))

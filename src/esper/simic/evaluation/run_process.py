@@ -27,7 +27,7 @@ from esper.simic.training.machine import (
     share_one_heap,
     warm_up_math,
 )
-from esper.simic.training.vectorized import load_data
+from esper.simic.training.run_setup import load_data
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["RunProcess", "main", "run_processes"]

@@ -1,41 +1,40 @@
-"""Plans: a job with everything decided that can go wrong, and what follows from a plan alone."""
+"""The setup of a run: everything is decided that can go wrong, and nothing is created yet."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 import torch
 
-from esper import __version__
 from esper.leyline.config import AmpDtype, Job
 from esper.leyline.legality import ActionRules
-from esper.leyline.payloads import TrainingStarted
 from esper.leyline.tasks import TaskSpec
-from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.runtime.batches import SharedBatchIterator
-from esper.runtime.datasets import TensorDataset
-from esper.runtime.tasks import registered_task
-from esper.simic.rewards.scheme import scheme_of
+from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmented
+from esper.runtime.datasets import Part, TensorDataset
+from esper.runtime.sources import DataRequest
+from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.training.checkpointer import LoadedRun
-from esper.simic.training.control import Control
-from esper.simic.training.env_factory import EnvFactoryContext, build_model
+from esper.simic.training.controllers import build_controller
 from esper.simic.training.grown import GrownHeader
-from esper.simic.training.machine import num_lanes_for
+from esper.simic.training.parts import RunParts
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.protocol import Controller
-from esper.tamiyo.features import FeatureExtractor
-from esper.tamiyo.masks import ActionMasker
-from esper.tolaria.fences import Fence
+from esper.tolaria.devices import resolve_device, resolve_env_devices
+from esper.tolaria.fences import Fence, build_fence, transfer_to
 from esper.tolaria.stopping import StopFlag
 
 __all__ = [
     "RunSetup",
     "amp_dtype",
-    "build_control",
-    "env_context",
     "grown_header",
     "host_device_types",
-    "started_event",
+    "load_data",
+    "prepare_run",
 ]
+
+VALIDATION_BATCH: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +55,7 @@ class RunSetup:
     controller: Controller
     resumed: LoadedRun | None
     stop: StopFlag
+    parts: RunParts
 
     @property
     def learner(self) -> PolicyController | None:
@@ -63,98 +63,104 @@ class RunSetup:
         return self.controller if isinstance(self.controller, PolicyController) else None
 
 
-def env_context(plan: RunSetup) -> EnvFactoryContext:
-    """Return what the envs of a plan are built from."""
-    config = plan.job.training
-    return EnvFactoryContext(
-        config=config,
-        task=plan.task,
-        build_host=registered_task(config.task).build_host,
-        fences=plan.fences,
-        uses_scaler=amp_dtype(plan) is torch.float16,
-        run_seed=config.seed,
+def load_data(job: Job, stop: StopFlag) -> TensorDataset:
+    """Load what a job trains on, from where it says."""
+    request = DataRequest(
+        source=job.training.data,
+        data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
+        check_cancelled=stop.checkpoint,
+    )
+    return load_dataset(job.training.task, request)
+
+
+def prepare_run(
+    job: Job,
+    command: str,
+    resumed: LoadedRun | None,
+    stop: StopFlag,
+    *,
+    parts: RunParts,
+    dataset: TensorDataset | None = None,
+) -> RunSetup:
+    """Decide everything that can go wrong before anything is created.
+
+    A resumed run lends its controller, be it to go on or to be evaluated. Data that
+    were loaded for the same job may be lent as well.
+    """
+    config = job.training
+    task = registered_task(config.task).spec
+    device = resolve_device(config.device)
+    env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
+    rules = ActionRules(
+        slot_ids=config.slots,
+        topology=task.host.topology,
+        lifecycle=config.lifecycle,
+        max_seeds=config.max_seeds,
+    )
+    controller = build_controller(
+        job, command, rules=rules, device=device, resumed=resumed, parts=parts
+    )
+    stop.checkpoint()
+    dataset = load_data(job, stop) if dataset is None else dataset
+    batch_size = batch_size_for(task, config, len(dataset.train))
+    iterator = partial(
+        parts.batch_iterator,
+        dataset,
+        n_envs=config.n_envs,
+        seed=config.seed,
+        devices=env_devices,
+        preload=config.gpu_preload,
+        transfer=transfer_to,
+        check_cancelled=stop.checkpoint,
+    )
+    return RunSetup(
+        job=job,
+        task=task,
+        command=command,
+        device=device,
+        fences=tuple(build_fence(env_devices[i % len(env_devices)]) for i in range(config.n_envs)),
+        dataset=dataset,
+        train_batches=iterator(
+            batch_size_per_env=batch_size,
+            mode=config.batch_mode or task.batch_mode,
+            max_batches=task.max_train_batches,
+            augment=is_augmented(dataset, config),
+        ),
+        val_batches=iterator(batch_size_per_env=VALIDATION_BATCH, part=Part.VAL),
+        test_batches=partial(iterator, batch_size_per_env=VALIDATION_BATCH, part=Part.TEST),
+        rules=rules,
+        controller=controller,
+        resumed=resumed,
+        stop=stop,
+        parts=parts,
     )
 
 
-def build_control(plan: RunSetup) -> Control:
-    """Build what stands between a plan's envs and its controller."""
-    config = plan.job.training
-    return Control(
-        controller=plan.controller,
-        scheme=scheme_of(config, plan.task),
-        rules=plan.rules,
-        extractor=FeatureExtractor(config.slots, config.max_epochs),
-        masker=ActionMasker(plan.rules),
-        num_envs=config.n_envs,
-        num_steps=config.max_epochs,
-        death_penalty=config.governor.death_penalty,
-        success_accuracy_pct=plan.task.success_accuracy_pct,
-        updates_per_round=config.ppo_updates_per_batch,
-        check_cancelled=plan.stop.checkpoint,
-    )
-
-
-def amp_dtype(plan: RunSetup) -> torch.dtype | None:
+def amp_dtype(setup: RunSetup) -> torch.dtype | None:
     """Return the precision that hosts run in under autocast, or None for full precision."""
-    config = plan.job.training
+    config = setup.job.training
     if not config.amp or config.amp_dtype is AmpDtype.OFF:
         return None
     if config.amp_dtype is AmpDtype.AUTO:
-        has_bfloat16 = "cuda" not in host_device_types(plan) or torch.cuda.is_bf16_supported()
+        has_bfloat16 = "cuda" not in host_device_types(setup) or torch.cuda.is_bf16_supported()
         return torch.bfloat16 if has_bfloat16 else torch.float16
     return torch.float16 if config.amp_dtype is AmpDtype.FLOAT16 else torch.bfloat16
 
 
-def host_device_types(plan: RunSetup) -> tuple[str, ...]:
+def host_device_types(setup: RunSetup) -> tuple[str, ...]:
     """Return the kinds of devices that hosts live on, each once."""
-    return tuple(sorted({fence.device.type for fence in plan.fences}))
+    return tuple(sorted({fence.device.type for fence in setup.fences}))
 
 
-def grown_header(plan: RunSetup) -> GrownHeader:
-    """Return what has to be known of the networks that a plan grows."""
-    config, scale = plan.job.training, plan.dataset.pixel_scale
+def grown_header(setup: RunSetup) -> GrownHeader:
+    """Return what has to be known of the networks that a setup grows."""
+    config, scale = setup.job.training, setup.dataset.pixel_scale
     is_custom = registered_task(config.task).build_host is not None
     return GrownHeader(
         task=config.task,
-        host=None if is_custom else plan.task.host,
+        host=None if is_custom else setup.task.host,
         slots=config.slots,
         lifecycle=config.lifecycle,
         pixel_mean=None if scale is None else scale.mean,
         pixel_std=None if scale is None else scale.std,
     )
-
-
-def started_event(plan: RunSetup) -> TrainingStarted:
-    """Return what a run says of itself when it begins."""
-    config, run = plan.job.training, plan.job.run
-    dtype = amp_dtype(plan)
-    return TrainingStarted(
-        esper_version=__version__,
-        schema_version=SCHEMA_VERSION,
-        controller=plan.command,
-        task=config.task,
-        preset=config.preset,
-        data_source=plan.dataset.origin.value,
-        topology=plan.task.host.topology.value,
-        host_params=build_model(env_context(plan), 0, 0).num_host_params,
-        slot_ids=config.slots,
-        num_rounds=config.n_episodes,
-        num_envs=config.n_envs,
-        num_steps=config.max_epochs,
-        seed=config.seed,
-        reward_family=config.reward_family.value,
-        reward_mode=config.reward_mode.value,
-        telemetry_level=config.telemetry.level,
-        policy_params=None if plan.learner is None else _num_params(plan.learner.agent.network),
-        policy_device=str(plan.device),
-        env_devices=tuple(sorted({str(fence.device) for fence in plan.fences})),
-        num_lanes=num_lanes_for(run.lanes, config.n_envs),
-        amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        compile_mode=config.compile_mode.value,
-        torch_version=str(torch.__version__),
-        resumed_from_round=None,
-    )
-
-
-def _num_params(network: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())

@@ -1,0 +1,100 @@
+"""The control half of a run: control with its reward scheme, its watchdog, its first event."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from esper import __version__
+from esper.leyline.payloads import LaneStalled, TrainingStarted
+from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.simic.rewards.scheme import scheme_of
+from esper.simic.training.control import Control
+from esper.simic.training.env_factory import build_model
+from esper.simic.training.machine import num_lanes_for
+from esper.simic.training.run_setup import RunSetup, amp_dtype
+from esper.simic.training.worker_assembly import env_context
+from esper.tamiyo.features import FeatureExtractor
+from esper.tamiyo.masks import ActionMasker
+from esper.tolaria.engine import LaneEngine
+from esper.tolaria.lanes import Lane
+from esper.tolaria.supervisor import Watchdog
+
+__all__ = ["build_control", "build_watchdog", "started_event"]
+
+
+def build_control(setup: RunSetup) -> Control:
+    """Build what stands between a run's envs and its controller."""
+    config = setup.job.training
+    return Control(
+        controller=setup.controller,
+        scheme=scheme_of(config, setup.task),
+        rules=setup.rules,
+        extractor=FeatureExtractor(config.slots, config.max_epochs),
+        masker=ActionMasker(setup.rules),
+        num_envs=config.n_envs,
+        num_steps=config.max_epochs,
+        death_penalty=config.governor.death_penalty,
+        success_accuracy_pct=setup.task.success_accuracy_pct,
+        updates_per_round=config.ppo_updates_per_batch,
+        check_cancelled=setup.stop.checkpoint,
+    )
+
+
+def build_watchdog(
+    setup: RunSetup,
+    engine: LaneEngine[Any, Any],
+    control: Lane,
+    report: Callable[[LaneStalled], object],
+    reported_in: str,
+) -> Watchdog:
+    """Build what notices that one of a run's threads hangs."""
+    return Watchdog(
+        lanes=partial(_threads_of, engine, control),
+        env_ids_of=engine.env_ids_of,
+        deadline_s=setup.job.run.lane_deadline_s,
+        stop=setup.stop,
+        report=report,
+        reported_in=reported_in,
+    )
+
+
+def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
+    return (*engine.lanes, lane)
+
+
+def started_event(setup: RunSetup) -> TrainingStarted:
+    """Return what a run says of itself when it begins."""
+    config, run = setup.job.training, setup.job.run
+    dtype = amp_dtype(setup)
+    return TrainingStarted(
+        esper_version=__version__,
+        schema_version=SCHEMA_VERSION,
+        controller=setup.command,
+        task=config.task,
+        preset=config.preset,
+        data_source=setup.dataset.origin.value,
+        topology=setup.task.host.topology.value,
+        host_params=build_model(env_context(setup), 0, 0).num_host_params,
+        slot_ids=config.slots,
+        num_rounds=config.n_episodes,
+        num_envs=config.n_envs,
+        num_steps=config.max_epochs,
+        seed=config.seed,
+        reward_family=config.reward_family.value,
+        reward_mode=config.reward_mode.value,
+        telemetry_level=config.telemetry.level,
+        policy_params=None if setup.learner is None else _num_params(setup.learner.agent.network),
+        policy_device=str(setup.device),
+        env_devices=tuple(sorted({str(fence.device) for fence in setup.fences})),
+        num_lanes=num_lanes_for(run.lanes, config.n_envs),
+        amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        compile_mode=config.compile_mode.value,
+        torch_version=str(torch.__version__),
+        resumed_from_round=None,
+    )
+
+
+def _num_params(network: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())

@@ -1,0 +1,116 @@
+"""Building the controller of a run: a policy, fresh or from a checkpoint, or a fixed rule."""
+
+import torch
+
+from esper.leyline.config import CompileMode, Job
+from esper.leyline.errors import UnreadableFileError, UsageError
+from esper.leyline.legality import ActionRules
+from esper.leyline.streams import StreamPurpose, stream_seed
+from esper.simic.agent.ppo_agent import PPOAgent
+from esper.simic.agent.ppo_config import ppo_config_from
+from esper.simic.normalizers import ObservationNormalizer
+from esper.simic.seed_management import calculate_entropy_anneal_steps
+from esper.simic.training.checkpointer import LoadedRun
+from esper.simic.training.machine import compile_mode_for
+from esper.simic.training.parts import RunParts
+from esper.simic.training.policy_controller import PolicyController
+from esper.tamiyo.controllers.baselines import (
+    PeriodicController,
+    RandomController,
+    WaitController,
+)
+from esper.tamiyo.controllers.heuristic import HeuristicController
+from esper.tamiyo.controllers.protocol import Controller
+from esper.tamiyo.features import observation_size
+
+__all__ = ["build_controller"]
+
+
+def build_controller(
+    job: Job,
+    command: str,
+    *,
+    rules: ActionRules,
+    device: torch.device,
+    resumed: LoadedRun | None,
+    parts: RunParts,
+) -> Controller:
+    """Build the controller that a command names; a resumed run's has what it learned."""
+    if resumed is None:
+        return _build_controller(job, command, rules, device, None, parts)
+    return _restored_controller(job, command, rules, device, resumed, parts)
+
+
+def _build_controller(
+    job: Job,
+    command: str,
+    rules: ActionRules,
+    device: torch.device,
+    resumed: LoadedRun | None,
+    parts: RunParts,
+) -> Controller:
+    config = job.training
+    match command:
+        case "wait":
+            return WaitController(rules)
+        case "random":
+            return RandomController(rules, config.seed)
+        case "periodic":
+            return PeriodicController(rules)
+        case "heuristic":
+            return HeuristicController(rules)
+    agent = _build_agent(job, device, resumed, parts)
+    mode = compile_mode_for(config.compile_mode, device)
+    if mode is not CompileMode.OFF:
+        agent.network.compile_step(mode.value)
+    policy = PolicyController(
+        agent=agent,
+        obs_normalizer=ObservationNormalizer(observation_size(len(config.slots)), device),
+        reward_normalizer=parts.reward_normalizer(device),
+        slot_ids=config.slots,
+        seed=config.seed,
+    )
+    if resumed is not None and resumed.controller is not None:
+        policy.load_state_dict(resumed.controller)
+    return policy
+
+
+def _restored_controller(
+    job: Job,
+    command: str,
+    rules: ActionRules,
+    device: torch.device,
+    resumed: LoadedRun,
+    parts: RunParts,
+) -> Controller:
+    try:
+        controller = _build_controller(job, command, rules, device, resumed, parts)
+        if isinstance(controller, PolicyController):
+            stored = resumed.job.training
+            controller.agent.check_fits(n_envs=stored.n_envs, num_steps=stored.max_epochs)
+    except UsageError:
+        raise
+    # There is no telling what is raised about contents that somebody else wrote.
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UnreadableFileError(
+            resumed.path, f"what it holds is not the state of this run: {reason}"
+        ) from None
+    return controller
+
+
+def _build_agent(
+    job: Job, device: torch.device, resumed: LoadedRun | None, parts: RunParts
+) -> PPOAgent:
+    config = job.training
+    if resumed is not None:
+        return parts.agent.load(resumed.path, device=device)
+    source = stream_seed(config.seed, purpose=StreamPurpose.POLICY_INIT)
+    anneal = calculate_entropy_anneal_steps(config.entropy_anneal_episodes, config.n_envs)
+    return parts.agent.build(
+        ppo_config_from(
+            config, obs_dim=observation_size(len(config.slots)), entropy_anneal_updates=anneal
+        ),
+        generator=torch.Generator().manual_seed(source),
+        device=device,
+    )

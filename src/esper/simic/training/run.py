@@ -1,0 +1,149 @@
+"""Running a job: opens its directory and hub, and runs trainer and monitors on an event loop."""
+
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, TextIO, TypeAlias, TypedDict, Unpack
+
+from esper.leyline.config import Job
+from esper.leyline.errors import TelemetryLostError
+from esper.nissa.hub import TelemetryHub, use_hub
+from esper.nissa.run_directory import (
+    read_manifest,
+    traces_directory,
+)
+from esper.simic.telemetry.traces import prepare_tracing
+from esper.simic.training.checkpointer import LoadedRun
+from esper.simic.training.control_assembly import build_watchdog, started_event
+from esper.simic.training.event_loop import run_event_loop
+from esper.simic.training.machine import (
+    one_thread_per_worker,
+    return_free_memory,
+    share_one_heap,
+    warm_up_math,
+)
+from esper.simic.training.parts import RunParts
+from esper.simic.training.run_opening import command_for, open_run_directory
+from esper.simic.training.run_result import TrainingResult
+from esper.simic.training.run_setup import RunSetup, prepare_run
+from esper.simic.training.run_state import RunState
+from esper.simic.training.trainer_assembly import build_trainer
+from esper.simic.training.worker_assembly import build_engine
+from esper.tolaria.lanes import Lane
+from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import stop_signals, supervise
+
+__all__ = ["Monitor", "RunJobOptions", "run_job"]
+
+Monitor: TypeAlias = Callable[[TelemetryHub, Callable[[str], None]], Coroutine[Any, Any, None]]
+"""Shows a run: gets its hub and a way to ask for the run's end, and ends with the run's log."""
+
+CLOSE_TIMEOUT_S: Final = 5.0
+
+
+class RunJobOptions(TypedDict, total=False):
+    """The options of `run_job`."""
+
+    command: str | None
+    """Which controller decides: ppo, heuristic, random, wait or periodic; None takes the resumed
+    run's, else ppo."""
+    resumed: LoadedRun | None
+    """The checkpoint to go on from."""
+    watch: TextIO | None
+    """Where progress is printed; None prints none."""
+    monitors: Sequence[Monitor]
+    """What else shows the run, besides the console and server that `job.run` asks for."""
+    shutdown_event: threading.Event | None
+    """Set it to stop the run at the next cancellation point."""
+    ready_event: threading.Event | None
+    """Set when everything is built and the first round begins."""
+
+
+def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> TrainingResult:
+    """Run a checked job, put together from `parts`, to its end on an event loop of its own."""
+    resumed = options.get("resumed")
+    stop = StopFlag(options.get("shutdown_event"))
+    monitors = [*_monitors_for(job, options.get("watch")), *options.get("monitors", ())]
+    share_one_heap()
+    with one_thread_per_worker(), stop_signals(stop):
+        warm_up_math()
+        setup = prepare_run(
+            job, command_for(job, options.get("command"), resumed), resumed, stop, parts=parts
+        )
+        prepare_tracing(job.run.profiler)
+        return_free_memory()  # what loading data and drawing weights took for a moment
+        run_dir, loaded = open_run_directory(setup)
+        hub = TelemetryHub(
+            run_dir,
+            run_id=read_manifest(run_dir).run_id,
+            group=job.training.group_id,
+            config=job.training.telemetry,
+            fsync=job.run.fsync,
+            fsync_interval_s=job.run.fsync_interval_ms / 1000,
+        )
+        with hub:
+            if loaded is not None:
+                hub.emit(loaded)
+            state = run_event_loop(
+                partial(_run, setup, hub, monitors, options.get("ready_event")), setup.stop
+            )
+    learner = setup.learner
+    return TrainingResult(
+        agent=None if learner is None else learner.agent,
+        history=state.history,
+        state=state,
+        run_dir=run_dir,
+        traces_dir=traces_directory(run_dir, job.run.profiler),
+        data_note=setup.dataset.note,
+    )
+
+
+def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
+    """Return the console and the server that a run was asked to have, if any."""
+    if output is None and job.run.serve is None:
+        return ()
+    from esper.karn.monitor import build_monitor  # a run that is not watched loads no server
+
+    return (build_monitor(job.run, output),)
+
+
+async def _run(
+    setup: RunSetup,
+    hub: TelemetryHub,
+    monitors: Sequence[Monitor],
+    ready_event: threading.Event | None,
+) -> RunState:
+    # Set here, as a loop on a thread of its own knows nothing of the caller's hub.
+    with use_hub(hub):
+        return await _run_trainer(setup, hub, monitors, ready_event)
+
+
+async def _run_trainer(
+    setup: RunSetup,
+    hub: TelemetryHub,
+    monitors: Sequence[Monitor],
+    ready_event: threading.Event | None,
+) -> RunState:
+    lane = Lane("control")
+    engine = build_engine(setup)
+    trainer = build_trainer(setup, hub, engine, lane)
+    watchdog = build_watchdog(setup, engine, lane, hub.emit, "operational.jsonl")
+    if ready_event is not None:
+        ready_event.set()
+    try:
+        return await supervise(
+            partial(trainer.run, started_event(setup)),
+            background=[partial(monitor, hub, setup.stop.set) for monitor in monitors],
+            watchdog=watchdog,
+            close_log=partial(_close_log, hub),
+        )
+    finally:
+        await engine.close()
+        lane.close(CLOSE_TIMEOUT_S)
+
+
+def _close_log(hub: TelemetryHub) -> None:
+    """Write everything that was emitted and end the live feed."""
+    with suppress(TelemetryLostError):  # leaving the hub's own `with` raises it again
+        hub.close()

@@ -1,0 +1,46 @@
+"""Opening the directory of a run: a new one, or a resumed run's at its checkpoint."""
+
+from pathlib import Path
+from typing import Final
+
+from esper.leyline.config import Job
+from esper.leyline.errors import UsageError
+from esper.leyline.payloads import CheckpointLoaded
+from esper.nissa.run_directory import build_manifest, create_run_directory
+from esper.simic.training.checkpointer import LoadedRun
+from esper.simic.training.machine import compile_mode_for, machine_kind
+from esper.simic.training.resuming import check_resumable, reopen_run
+from esper.simic.training.run_setup import RunSetup
+
+__all__ = ["POLICY_COMMAND", "command_for", "open_run_directory"]
+
+POLICY_COMMAND: Final = "ppo"
+
+
+def command_for(job: Job, asked: str | None, resumed: LoadedRun | None) -> str:
+    """Return who decides; a resumed run may not become another one."""
+    if resumed is None:
+        return asked or POLICY_COMMAND
+    check_resumable(resumed.job.training, job.training)
+    if asked not in (None, resumed.command):
+        raise UsageError(
+            f"--resume: the run was of {resumed.command!r} and {asked!r} was asked for; "
+            "another controller is another run"
+        )
+    return resumed.command
+
+
+def open_run_directory(setup: RunSetup) -> tuple[Path, CheckpointLoaded | None]:
+    """Create the run's directory, or take a resumed run's back to its checkpoint."""
+    telemetry_dir = Path(setup.job.run.telemetry_dir)
+    if setup.resumed is not None:
+        return reopen_run(setup.resumed, telemetry_dir, setup.job.training.n_episodes)
+    manifest = build_manifest(
+        setup.job,
+        command=setup.command,
+        machine_kind=machine_kind(
+            setup.device, compile_mode_for(setup.job.training.compile_mode, setup.device)
+        ),
+        data_source=setup.dataset.origin.value,
+    )
+    return create_run_directory(telemetry_dir, manifest), None

@@ -1,0 +1,80 @@
+"""The trainer of a run with its schedule, checkpoints, reports and probes."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from esper.leyline.tasks import TaskKind
+from esper.nissa.hub import TelemetryHub
+from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY, traces_directory
+from esper.simic.telemetry.phases import PhaseProfiler
+from esper.simic.telemetry.step_events import StepRules
+from esper.simic.telemetry.traces import StepTracer
+from esper.simic.training.checkpoint_store import CheckpointStore
+from esper.simic.training.checkpointer import Checkpointer
+from esper.simic.training.control_assembly import build_control
+from esper.simic.training.grown import GrownWriter
+from esper.simic.training.probes import RunProbes
+from esper.simic.training.reporter import Reporter
+from esper.simic.training.reward_ledger import rollback_penalty
+from esper.simic.training.run_setup import RunSetup, grown_header
+from esper.simic.training.run_state import RunState
+from esper.simic.training.schedule import Schedule
+from esper.simic.training.vectorized_trainer import ControlThread, VectorizedPPOTrainer
+from esper.tamiyo.tracker import TrackerRules
+from esper.tolaria.engine import LaneEngine
+from esper.tolaria.lanes import Lane
+
+__all__ = ["GROWN_FILE", "build_trainer"]
+
+GROWN_FILE: Final = "grown.pt"
+"""The best network of a run, in its directory."""
+
+
+def build_trainer(
+    setup: RunSetup, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
+) -> VectorizedPPOTrainer:
+    """Build the trainer of a run with its checkpoints and reports."""
+    config, run, resumed = setup.job.training, setup.job.run, setup.resumed
+    learner = setup.learner
+    state = RunState() if resumed is None else resumed.state
+    store = CheckpointStore(
+        hub.run_dir / CHECKPOINTS_DIRECTORY,
+        copy_to=None if run.save_path is None else Path(run.save_path),
+    )
+    return VectorizedPPOTrainer(
+        engine=engine,
+        control=ControlThread(build_control(setup), lane),
+        schedule=Schedule(config.n_episodes, config.max_epochs, state.rounds_completed),
+        reporter=Reporter(
+            hub=setup.parts.get_hub(),
+            config=config.telemetry,
+            plateau_threshold_pp=config.plateau_threshold,
+            improvement_threshold_pp=config.improvement_threshold,
+            step_rules=StepRules(
+                required_stable_steps=TrackerRules().steps_to_stabilize,
+                penalty=rollback_penalty(config.governor.death_penalty),
+            ),
+            profiler=PhaseProfiler(run.profiler.phases),
+            escalation=state.escalation,
+        ),
+        checkpointer=Checkpointer(
+            store=store,
+            job=setup.job,
+            run_id=hub.run_id,
+            command=setup.command,
+            hub=setup.parts.get_hub(),
+            controller=learner,
+            every=run.checkpoint_every,
+            is_judged_by_loss=setup.task.kind is TaskKind.LANGUAGE_MODEL,
+            resumed=resumed,
+            grown=GrownWriter(hub.run_dir / GROWN_FILE, grown_header(setup)),
+        ),
+        probes=RunProbes(
+            learner=learner,
+            fences=setup.fences,
+            collect_layers=setup.parts.collect_layers,
+            check_stability=setup.parts.check_stability,
+        ),
+        tracer=StepTracer(run.profiler, traces_directory(hub.run_dir, run.profiler)),
+        state=state,
+    )
