@@ -1,8 +1,8 @@
 """The feed: the newest blocks of a run, shared by all live subscribers.
 
-The writer appends each block once, whoever listens. A subscriber is no more than a position, so a
-slow or stopped one costs the run nothing: the feed keeps a bounded number of bytes, drops the
-oldest blocks, and whoever has fallen behind them learns from the seqs exactly what it missed.
+The writer appends each block once, regardless of the number of subscribers. A subscriber is only a
+position, so a slow or stalled one does not slow the run: the feed keeps a bounded number of bytes
+and drops the oldest blocks. A subscriber that falls behind computes its exact gap from the seqs.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from esper.nissa.blocks import Block
 __all__ = ["FEED_BYTES", "LiveFeed"]
 
 FEED_BYTES: Final = 1024 * 1024
-"""How far behind a subscriber may fall before it loses events."""
+"""How many bytes a live subscriber may lag behind before it loses events."""
 
 
 class LiveFeed:
@@ -35,18 +35,18 @@ class LiveFeed:
         self.next_seq = next_seq
         """The seq after the newest event."""
         self.is_closed = False
-        """Nothing will be published any more."""
+        """Whether the feed has ended; no further block will be published."""
         self.is_complete = True
         """False if the run emitted events that could not be written."""
 
     @property
     def oldest_seq(self) -> int:
-        """Return the first seq that can be read; older ones are in the file alone."""
+        """Return the first seq in the feed; older events are only in the log file."""
         with self._lock:
             return self._blocks[0].first_seq if self._blocks else self.next_seq
 
     def publish(self, block: Block) -> None:
-        """Append a block that is in the file already, and wake whoever waits."""
+        """Append a block that has been written to the log, and wake waiting subscribers."""
         with self._lock:
             self._blocks.append(block)
             self._num_bytes += len(block.data)
@@ -56,7 +56,7 @@ class LiveFeed:
         self._wake()
 
     def close(self, *, is_complete: bool = True) -> None:
-        """End the stream: subscribers get what is left of it and are closed then."""
+        """End the stream; subscribers can still read the blocks that remain in the feed."""
         with self._lock:
             self.is_complete = is_complete
             self.is_closed = True
@@ -65,7 +65,7 @@ class LiveFeed:
         _set_from_any_thread(waiting)
 
     def read(self, seq: int, max_bytes: int) -> Block | None:
-        """Return events from `seq` on, about `max_bytes` of them; None if it has none of them."""
+        """Return about `max_bytes` of events starting at `seq`; None if the feed lacks it."""
         with self._lock:
             blocks = self._blocks_from(seq, max_bytes)
         if not blocks:
@@ -79,7 +79,7 @@ class LiveFeed:
             return []
         blocks: list[Block] = []
         num_bytes = 0
-        # From the newest back to the one that holds `seq`, because readers are mostly close.
+        # Search backwards from the newest block, because most subscribers are near the end.
         for block in reversed(self._blocks):
             if block.next_seq <= seq:
                 break
@@ -106,7 +106,7 @@ class LiveFeed:
                     self._waiting.pop(event, None)
 
     async def wait_closed(self) -> None:
-        """Wait until nothing will be published any more; blocks that come do not wake the task."""
+        """Wait until the feed is closed; published blocks do not wake the waiting task."""
         event = anyio.Event()
         with self._lock:
             if self.is_closed:
@@ -127,7 +127,8 @@ class LiveFeed:
 def _set_from_any_thread(waiting: Mapping[anyio.Event, asyncio.AbstractEventLoop]) -> None:
     for loop in set(waiting.values()):
         events = [event for event, its_loop in waiting.items() if its_loop is loop]
-        # A loop that has ended in the meantime has no task left to wake.
+        # Setting an anyio event is not thread-safe, so it happens on the loop of its waiter. A
+        # loop that has been closed since raises RuntimeError and has no task left to wake.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_set_all, events)
 

@@ -1,8 +1,8 @@
-"""The hub: the one way by which events leave a run.
+"""The hub: the single exit point for a run's events.
 
-`emit` never fails because of a log that cannot be written: the hub remembers the failure, counts
-what is lost, and `room`, `flush` and `close` raise it. So a failing disk reaches whoever decides
-about the run, and nobody else.
+`emit` does not raise when the log cannot be written: the hub stores the failure, counts the lost
+events, and raises the failure from `room`, `flush` and `close`. Only the callers of those see a
+disk failure; producers need not handle it.
 """
 
 import contextlib
@@ -43,60 +43,60 @@ CLOSE_DEADLINE_S: Final = 10.0
 
 
 class SinkStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How one receiver of events is doing."""
+    """Counts of one receiver of events: a log file or a live subscriber."""
 
     written: int
     dropped: int
     bytes: int
     lag: int
-    """Events it has still to get."""
+    """Events it has not received yet."""
 
 
 class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How a hub is doing."""
+    """Counts of a hub and its receivers."""
 
     emitted: int
-    """Accepted in this process, of both channels."""
+    """Events accepted in this process, on both channels."""
     sinks: dict[str, SinkStatistics]
-    """The two logs by file name, the live subscribers by theirs."""
+    """The two logs by file name, the live subscribers by subscriber name."""
 
 
 class Hub(Protocol):
-    """What a producer needs of a hub; `nissa.testing.RecordingHub` is the other implementation."""
+    """The producer's interface of a hub; `nissa.testing.RecordingHub` also implements it."""
 
     @property
     def failure(self) -> TelemetryLostError | None:
-        """Why the log could not be written, or None."""
+        """The error with which writing the log failed, or None."""
 
     @property
     def next_seq(self) -> int:
-        """Return the number that the next event of the run will get."""
+        """Return the seq of the next event of the run."""
 
     def wants(self, event_type: EventType) -> bool:
-        """Tell whether an event of this type would be emitted now."""
+        """Check whether the level in force lets events of this type through."""
 
     def escalate_to(self, level: TelemetryLevel | None) -> None:
-        """Let more through for now; None goes back to the configured level."""
+        """Raise the verbosity temporarily; None restores the configured level."""
 
     def emit(
         self, payload: Payload, scope: EventScope = RUN_SCOPE, severity: Severity | None = None
     ) -> int | None:
-        """Send an event; return its seq, or None if its type is not wanted now."""
+        """Emit an event; return its seq, or None if the level in force filters its type out."""
 
     def publish(self, drafts: Iterable[Draft]) -> None:
-        """Send several events in order."""
+        """Emit several events in order."""
 
     async def room(self) -> None:
-        """Wait, without blocking the loop, until events may be published; raise a failure."""
+        """Wait, without blocking the event loop, for queue space; raise a stored failure."""
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Bring everything emitted so far to the disk."""
+        """Block until everything emitted so far is on disk."""
 
 
 class TelemetryHub:
     """The hub of one run: numbers events, writes its two logs, feeds its live subscribers.
 
-    `with` opens and closes it and makes it the current one; `run` does so as a task.
+    Used as a context manager, it is the current hub inside the block and is closed at its end.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class TelemetryHub:
         log = journals[Channel.RUN]
         feed = LiveFeed(next_seq=log.next_seq)
         self.live = LiveSource(run_id=run_id, log=log, feed=feed, note_lag=self._note_lag)
-        """What subscribers read."""
+        """The source that live subscribers read from."""
         self._writer = Writer(
             inbox=self._inbox,
             journals=journals,
@@ -141,12 +141,12 @@ class TelemetryHub:
 
     @property
     def failure(self) -> TelemetryLostError | None:
-        """Return why the log could not be written, or None."""
+        """Return the error with which writing the log failed, or None."""
         return self._writer.failure
 
     @property
     def next_seq(self) -> int:
-        """Return the number that the next event of the run will get."""
+        """Return the seq of the next event of the run."""
         return self._inbox.next_seq(Channel.RUN)
 
     @property
@@ -177,49 +177,49 @@ class TelemetryHub:
         )
 
     def wants(self, event_type: EventType) -> bool:
-        """Tell whether an event of this type would be emitted now."""
+        """Check whether the level in force lets events of this type through."""
         return self._gate.wants(event_type)
 
     def escalate_to(self, level: TelemetryLevel | None) -> None:
-        """Let more through for now; None goes back to the configured level."""
+        """Raise the verbosity temporarily; None restores the configured level."""
         self._gate.escalate_to(level)
 
     def emit(
         self, payload: Payload, scope: EventScope = RUN_SCOPE, severity: Severity | None = None
     ) -> int | None:
-        """Send an event; return its seq, or None if its type is not wanted now.
+        """Emit an event; return its seq, or None if the level in force filters its type out.
 
-        From any thread. Below the bound of the inbox it never waits; at it, a worker thread waits
-        for the writer, and a thread that runs an event loop goes on.
+        Thread-safe. Does not wait while the inbox is below its bound. At the bound, a worker
+        thread blocks until the writer has caught up; a thread that runs an event loop never blocks.
         """
         if type(payload) not in self._gate.wanted:
             return None
         return self._inbox.put(Draft(payload, scope, severity))
 
     def publish(self, drafts: Iterable[Draft]) -> None:
-        """Send several events in order."""
+        """Emit several events in order."""
         wanted = self._gate.wanted
         for draft in drafts:
             if type(draft.payload) in wanted:
                 self._inbox.put(draft)
 
     async def room(self) -> None:
-        """Wait, without blocking the loop, until events may be published; raise a failure."""
+        """Wait, without blocking the event loop, for queue space; raise a stored failure."""
         if not self._inbox.has_room:
             await anyio.to_thread.run_sync(self._inbox.wait_for_room, abandon_on_cancel=True)
         self._raise_failure()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Bring everything emitted so far to the disk; with policy `never`, to the system."""
+        """Block until everything emitted so far is on disk; with fsync policy `never`, written."""
         is_synced = self._inbox.wait_synced(timeout_s)
         self._raise_failure()
         if not is_synced:
             raise self._late(f"not on disk within {timeout_s} s")
 
     def close(self, deadline_s: float = CLOSE_DEADLINE_S) -> HubStatistics:
-        """Deliver what was accepted, then end; what could not be delivered is an error.
+        """Write every accepted event, then stop; raise if any of them could not be written.
 
-        Closing twice is allowed and tells the same.
+        Closing again is allowed and has the same outcome.
         """
         self._inbox.close()
         has_ended = self._writer.join(deadline_s)
@@ -237,7 +237,7 @@ class TelemetryHub:
             raise self._writer.failure
 
     def _note_lag(self, lagged: SubscriberLagged) -> None:
-        # Subscribers may read on after the hub is closed; then there is nobody left to tell.
+        # Subscribers may still be reading after the hub is closed; a closed hub takes no events.
         with contextlib.suppress(ContractError):
             self.emit(lagged)
 
@@ -270,7 +270,7 @@ _current_hub: ContextVar[Hub] = ContextVar("esper_hub")
 
 
 def get_hub() -> Hub:
-    """Return the hub of the run that this thread or task works for."""
+    """Return the current hub of this thread or task."""
     try:
         return _current_hub.get()
     except LookupError:
@@ -282,7 +282,7 @@ def get_hub() -> Hub:
 
 @contextlib.contextmanager
 def use_hub(hub: Hub) -> Iterator[Hub]:
-    """Make a hub the current one for a while, without closing it afterwards."""
+    """Make a hub the current one inside the block, without closing it at the end."""
     token = _current_hub.set(hub)
     try:
         yield hub

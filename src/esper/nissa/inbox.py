@@ -1,9 +1,10 @@
-"""The inbox: where producers leave numbered drafts and the writer fetches them.
+"""The inbox: the bounded queue of numbered drafts between producers and the writer.
 
-Handing over is a lock, a counter and an append. The bound is in bytes: a draft counts with the mean
+`put` costs a lock, a counter and an append. The bound is in bytes: a draft counts as the mean
 encoded size of its type so far, because its real size is known only after the writer has encoded
-it. Below the bound nothing ever waits. At it a worker thread waits for the writer. A thread that
-runs an event loop never waits here; it awaits `room()` of the hub before it publishes.
+it. Below the bound `put` does not wait. At the bound it blocks a worker thread until the writer
+has caught up (back-pressure), but never a thread that runs an event loop; such a producer awaits
+the hub's `room()` before it publishes.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ from esper.leyline.telemetry import EVENT_SPECS, Channel, Draft
 __all__ = ["Entry", "Inbox", "Queue", "Route"]
 
 FIRST_GUESS_BYTES: Final = 512
-"""Counted for a type of which nothing has been encoded yet."""
+"""Assumed size for a type of which nothing has been encoded yet."""
 MEAN_WEIGHT: Final = 0.05
-"""How quickly the mean size of a type follows its events."""
+"""Weight of a new event in the exponential moving average of its type's size."""
 
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """Numbers the events of one channel, and holds those that the writer has still to fetch."""
+    """Numbers the events of one channel and holds those that the writer has not taken yet."""
 
     next_seq: int
     entries: list["Entry"] = field(default_factory=list)
@@ -38,29 +39,29 @@ class Queue:
 
 @dataclass(eq=False, slots=True)
 class Route:
-    """Where drafts of one payload type go and how large they tend to be."""
+    """The queue for drafts of one payload type, and their mean encoded size."""
 
     queue: Queue
     mean_bytes: float = FIRST_GUESS_BYTES
 
     def note_size(self, num_bytes: int) -> None:
-        """Learn from an encoded event. Only the writer calls this."""
+        """Update the mean with an encoded event's size; only the writer thread calls this."""
         self.mean_bytes += MEAN_WEIGHT * (num_bytes - self.mean_bytes)
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A numbered draft on its way to the writer."""
+    """A numbered draft that is queued for the writer."""
 
     seq: int
     ts: float
     draft: Draft
     route: Route
     counted_bytes: float
-    """What it counts against the bound, until it is committed."""
+    """Size charged against the inbox bound until the entry is committed."""
 
 
 class Inbox:
-    """The queue between producers and writer, its numbering and its bound."""
+    """The thread-safe queue between producers and the writer."""
 
     def __init__(self, *, max_bytes: int, next_seqs: Mapping[Channel, int]) -> None:
         self._max_bytes = max_bytes
@@ -70,23 +71,24 @@ class Inbox:
         }
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        """Signalled when bytes were released, events were committed or synced, or it failed."""
+        """Notified on every commit, every sync and on failure."""
         self._queued_bytes = 0.0
         self._is_open = True
         self._is_failed = False
         self._is_sync_asked = False
         self.wakeup = threading.Event()
-        """Set when the writer should not wait for its next turn."""
+        """Set to make the writer run now instead of at its next poll."""
         self.num_accepted = 0
         self.num_committed = 0
         self.num_synced = 0
         self.num_lost = 0
-        """Accepted or offered, but not written because the log had failed."""
+        """Events that got a seq but were not written because the log had failed."""
 
     def put(self, draft: Draft) -> int:
         """Number a draft, queue it and return its seq."""
         route = self._routes[type(draft.payload)]
         queue = route.queue
+        # Checked without the lock: the bound is approximate, and most calls are below it.
         if self._queued_bytes >= self._max_bytes and not _is_on_event_loop():
             self.wait_for_room()
         with self._lock:
@@ -107,28 +109,28 @@ class Inbox:
         raise ContractError("the hub is closed; emit before it is closed, or open another")
 
     def next_seq(self, channel: Channel) -> int:
-        """Return the seq that the next event of a channel will get."""
+        """Return the seq of the next event of a channel."""
         return self._queues[channel].next_seq
 
     @property
     def has_room(self) -> bool:
-        """Tell whether the bound is not reached; a failed inbox never fills."""
+        """Check whether the queue is below its bound; a failed inbox always has room."""
         return self._is_failed or self._queued_bytes < self._max_bytes
 
     @property
     def num_waiting(self) -> int:
-        """Count what is accepted and neither committed nor lost."""
+        """Return the number of accepted events that are neither committed nor lost."""
         return self.num_accepted - self.num_committed - self.num_lost
 
     def wait_for_room(self) -> None:
-        """Wait until the writer has brought the queue below the bound."""
+        """Block until the writer has brought the queue below its bound, or has failed."""
         self.wakeup.set()
         with self._changed:
             while not self.has_room:
                 self._changed.wait()
 
     def wait_synced(self, timeout_s: float | None) -> bool:
-        """Ask for everything accepted so far to reach the disk; False if it did not in time."""
+        """Request a sync of everything accepted so far and wait; return False on timeout."""
         with self._changed:
             target = self.num_accepted
             self._is_sync_asked = True
@@ -139,7 +141,7 @@ class Inbox:
         return self._is_failed or self.num_synced >= num_events
 
     def close(self) -> None:
-        """Refuse whatever comes from now on."""
+        """Reject all further drafts."""
         with self._changed:
             self._is_open = False
         self.wakeup.set()
@@ -147,7 +149,7 @@ class Inbox:
     # --- The writer's side ---
 
     def take(self) -> tuple[dict[Channel, list[Entry]], bool]:
-        """Fetch everything queued, and whether somebody waits for a sync of it."""
+        """Take everything queued; also return whether a sync was requested."""
         self.wakeup.clear()
         with self._lock:
             entries = {channel: queue.entries for channel, queue in self._queues.items()}
@@ -158,25 +160,25 @@ class Inbox:
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether it is closed and nothing is left to fetch."""
+        """Check whether the inbox is closed and empty."""
         with self._lock:
             return not self._is_open and not any(q.entries for q in self._queues.values())
 
     def release(self, num_events: int, counted_bytes: float) -> None:
-        """Note that events were committed, which makes room."""
+        """Record that events were committed and free their share of the bound."""
         with self._changed:
             self.num_committed += num_events
             self._queued_bytes -= counted_bytes
             self._changed.notify_all()
 
     def note_synced(self) -> None:
-        """Note that everything committed is on the disk."""
+        """Record that everything committed is on disk."""
         with self._changed:
             self.num_synced = self.num_committed
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """Give up: what is queued and what still comes is counted as lost, nobody waits."""
+        """Count queued and future events as lost and release all waiting threads."""
         with self._changed:
             self._is_failed = True
             for queue in self._queues.values():

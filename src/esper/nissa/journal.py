@@ -1,4 +1,4 @@
-"""Journals: the append-only logs of a run, their checksums, and how one is opened or cut back."""
+"""Journals: the append-only logs of a run with checksums, crash recovery and truncation."""
 
 import contextlib
 import errno
@@ -20,17 +20,17 @@ __all__ = ["EVENTS_FILE", "OPERATIONAL_FILE", "Journal", "Recovery", "cut_back",
 EVENTS_FILE: Final = "events.jsonl"
 OPERATIONAL_FILE: Final = "operational.jsonl"
 INDEX_STRIDE_BYTES: Final = 64 * 1024
-"""Least distance of two entries of the seq index: 16,000 entries for 1 GB."""
+"""Minimum distance between two entries of the seq index: 16,000 entries for 1 GB."""
 _APPEND: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What opening a log had to mend."""
+    """What was repaired when a log was opened."""
 
     num_bytes_cut: int
-    """Of a torn end, which is removed and never read."""
+    """Length of the incomplete end that was cut off."""
     num_events_covered: int
-    """Whole events that were written but had no checksum yet."""
+    """Complete events that had no checksum yet and received one."""
 
 
 class _IndexEntry(msgspec.Struct, frozen=True, gc=False):
@@ -48,20 +48,20 @@ class Journal:
     checksum_descriptor: int | None
     recovery: Recovery
     num_bytes: int
-    """Committed; bytes behind it are not to be read."""
+    """Size of the committed part; bytes after it must not be read."""
     next_seq: int
     checksum_bytes: int
     is_dirty: bool = False
-    """Something was written since the last sync."""
+    """Whether anything was written since the last fsync."""
     _index: list[_IndexEntry] = field(default_factory=lambda: [_IndexEntry(0, 0)])
 
     @property
     def last_seq(self) -> int | None:
-        """Return the seq of the last event committed; None while there is none."""
+        """Return the seq of the last committed event; None if there is none yet."""
         return self.next_seq - 1 if self.next_seq else None
 
     def append(self, block: Block) -> None:
-        """Commit a block: its bytes, then its checksum. On failure neither is left behind."""
+        """Write a block, then its checksum; if either write fails, truncate both files back."""
         assert block.first_seq == self.next_seq, "blocks of a journal are contiguous"
         if self.files.num_links(self.descriptor) == 0:
             raise OSError(errno.ENOENT, "the file was removed while it was being written")
@@ -81,24 +81,24 @@ class Journal:
         self.num_bytes = record.end
 
     def _take_back(self) -> None:
-        # What cannot be cut off now is a torn tail, which the next opening cuts off.
+        # If truncation fails as well, recovery removes the incomplete tail at the next opening.
         with contextlib.suppress(OSError):
             self.files.truncate(self.descriptor, self.num_bytes)
             if self.checksum_descriptor is not None:
                 self.files.truncate(self.checksum_descriptor, self.checksum_bytes)
 
     def note_indexed(self, record: CommitRecord) -> None:
-        """Remember where a block begins, if the last place remembered is far enough away."""
+        """Add a block to the seq index if it is far enough from the previous entry."""
         if record.start - self._index[-1].offset >= INDEX_STRIDE_BYTES:
             self._index.append(_IndexEntry(record.first_seq, record.start))
 
     def offset_before(self, seq: int) -> tuple[int, int]:
-        """Return the nearest known place at or before an event: its seq and its offset."""
+        """Return the seq and offset of the nearest index entry at or before an event."""
         place = self._index[max(bisect_right(self._index, seq, key=_seq_of_entry) - 1, 0)]
         return place.seq, place.offset
 
     def sync(self) -> None:
-        """Force everything committed to the disk."""
+        """Fsync everything committed since the last sync."""
         if self.is_dirty:
             self.files.fsync(self.descriptor)
             if self.checksum_descriptor is not None:
@@ -117,7 +117,7 @@ def _seq_of_entry(entry: _IndexEntry) -> int:
 
 
 def open_journal(path: Path, *, files: FileSystem, has_checksums: bool) -> Journal:
-    """Open or create a log for appending, mending what a crash left."""
+    """Open or create a log for appending and recover it after a crash."""
     try:
         return _open_journal(path, files, has_checksums=has_checksums)
     except OSError as error:
@@ -157,7 +157,7 @@ def _mended(
     checksum_descriptor: int | None,
     scan: LogRecovery,
 ) -> Journal:
-    """Cut torn ends off both files, then cover what was whole but not covered."""
+    """Truncate incomplete ends of both files, then add a checksum for uncovered whole events."""
     num_bytes_cut = scan.num_bytes - scan.whole_end
     num_uncovered = 0 if checksum_descriptor is None else scan.tail.num_events
     checksum_bytes = sum(len(record.line()) for record in scan.records)
@@ -193,10 +193,11 @@ def _cover_tail(journal: Journal, checksum_descriptor: int, scan: LogRecovery) -
 
 
 def cut_back(run_dir: Path, last_seq: int, *, files: FileSystem | None = None) -> int:
-    """Cut a run's log back to the event `last_seq` and return how many events were cut off.
+    """Truncate a run's log after the event `last_seq`; return the number of events removed.
 
-    What is cut is first kept as `events.redone-N.jsonl`, then the checksums are replaced, then the
-    log is shortened. A crash in between leaves a log that can be cut back again to the same end.
+    The removed events are first saved as `events.redone-N.jsonl`, then the checksum file is
+    replaced, then the log is truncated. After a crash between these steps, the same call can be
+    repeated: the log still holds every event up to `last_seq`.
     """
     files = files or FileSystem()
     path = run_dir / EVENTS_FILE
@@ -235,10 +236,10 @@ def _plan_cut(path: Path, last_seq: int) -> _Cut:
     start, first_seq = (records[-1].end, records[-1].last_seq + 1) if records else (0, 0)
     with path.open("rb") as file:
         file.seek(start)
-        # A torn line at the end is no event, and nobody could read it.
+        # An incomplete line after whole_end is not an event and is not saved.
         rest = Block(first_seq, scan.next_seq - first_seq, file.read(scan.whole_end - start))
     redone = rest.from_seq(last_seq + 1).data
-    # The last event kept may lie within a block, whose kept part then gets a record of its own.
+    # `last_seq` may lie within a block; the kept part of it then gets a record of its own.
     num_kept = last_seq + 1 - first_seq
     kept = Block(first_seq, num_kept, rest.data[: len(rest.data) - len(redone)])
     if num_kept:
@@ -254,7 +255,7 @@ def _plan_cut(path: Path, last_seq: int) -> _Cut:
 def _keep_redone(run_dir: Path, redone: bytes, files: FileSystem) -> None:
     number = 1
     while (path := run_dir / f"events.redone-{number}.jsonl").exists():
-        # A crash after this step, and the same cut again: it is kept already.
+        # Already saved by an earlier attempt that crashed after this step.
         if path.stat().st_size == len(redone) and path.read_bytes() == redone:
             return
         number += 1

@@ -1,4 +1,4 @@
-"""Live subscribers: where each one stands, what it asked for, and what it missed."""
+"""Live subscribers: their position in the stream, their filters and their gaps."""
 
 import itertools
 from collections.abc import Callable
@@ -26,22 +26,22 @@ __all__ = [
 ]
 
 PAGE_BYTES: Final = 64 * 1024
-"""About how much a subscriber is handed at once."""
+"""Approximate size of the blocks that a subscriber receives."""
 
 
 class ReadableLog(Protocol):
-    """What reading needs to know of a log, whether this process writes it or another one."""
+    """The interface a reader needs of a log, whether or not this process writes it."""
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the log file."""
 
     @property
     def num_bytes(self) -> int:
-        """Committed; bytes behind it are not to be read."""
+        """Size of the committed part; bytes after it must not be read."""
 
     def offset_before(self, seq: int) -> tuple[int, int]:
-        """Return the nearest known place at or before an event: its seq and its offset."""
+        """Return the seq and offset of the nearest index entry at or before an event."""
 
 
 class LogReader:
@@ -53,7 +53,7 @@ class LogReader:
         self._offset = 0
 
     def read(self, seq: int, max_bytes: int = PAGE_BYTES) -> Block | None:
-        """Return events from `seq` on, about `max_bytes` of them; None behind the end."""
+        """Return about `max_bytes` of events starting at `seq`; None past the committed end."""
         if seq != self._seq:
             self._seq, self._offset = self._log.offset_before(seq)
         while (block := self._read_next(max_bytes)) is not None:
@@ -62,7 +62,7 @@ class LogReader:
         return None
 
     def _read_next(self, max_bytes: int) -> Block | None:
-        # Nothing behind the committed end is read, because it may be half written.
+        # Bytes after the committed end may belong to a write in progress.
         num_left = self._log.num_bytes - self._offset
         if num_left <= 0:
             return None
@@ -88,7 +88,7 @@ _SUBSCRIPTION_DECODER: Final = msgspec.json.Decoder(Subscription)
 
 
 def parse_subscription(text: str | bytes) -> Subscription:
-    """Read what a client sent; anything that cannot be used is a UsageError."""
+    """Parse and check a client's subscription; raise UsageError if it is invalid."""
     try:
         subscription = _SUBSCRIPTION_DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -100,7 +100,7 @@ def parse_subscription(text: str | bytes) -> Subscription:
 
 
 class EventFilter:
-    """Which events a subscription lets through."""
+    """Selects the events that match a subscription."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._types = None if subscription.types is None else _known_types(subscription.types)
@@ -109,7 +109,7 @@ class EventFilter:
         self.passes_all = self._types is None and self._env_ids is None and self._min_rank == 0
 
     def passes(self, line: bytes) -> bool:
-        """Tell whether one event is wanted."""
+        """Check whether one event matches."""
         head = _HEAD_DECODER.decode(line)
         return (
             (self._types is None or head.event_type in self._types)
@@ -118,7 +118,7 @@ class EventFilter:
         )
 
     def lines(self, block: Block) -> list[bytes]:
-        """Return the wanted events of a block."""
+        """Return the matching events of a block."""
         lines = block.lines()
         return lines if self.passes_all else [line for line in lines if self.passes(line)]
 
@@ -140,7 +140,7 @@ def _rank_named(name: str | None) -> int:
 
 
 class LiveSource:
-    """A run as its subscribers see it: the log behind them, the feed before them."""
+    """What subscribers read from: the log for replay, the feed for new events."""
 
     def __init__(
         self,
@@ -155,22 +155,22 @@ class LiveSource:
         self.feed = feed
         self.note_lag = note_lag
         self.subscribers: list[Subscriber] = []
-        """Those connected now."""
+        """The subscribers that are connected now."""
         self._numbers = itertools.count(1)
 
     @property
     def last_seq(self) -> int:
-        """Return the seq of the newest event; -1 while there is none."""
+        """Return the seq of the newest event; -1 if there is none yet."""
         return self.feed.next_seq - 1
 
     def subscribe(self, since: int) -> "Subscriber":
-        """Add a subscriber that first gets the event `since`."""
+        """Add a subscriber whose first event is `since`."""
         subscriber = Subscriber(self, f"live-{next(self._numbers)}", since)
         self.subscribers.append(subscriber)
         return subscriber
 
     def unsubscribe(self, subscriber: "Subscriber") -> None:
-        """Forget a subscriber."""
+        """Remove a subscriber."""
         self.subscribers.remove(subscriber)
 
 
@@ -189,19 +189,19 @@ class Subscriber:
 
     @property
     def lag(self) -> int:
-        """Count the events between it and the end of the stream."""
+        """Return the number of events between this subscriber and the end of the stream."""
         return max(self._source.feed.next_seq - self.next_seq, 0)
 
     def rewind(self, since: int) -> None:
-        """Go on with the event `since`, from the log if need be."""
+        """Continue with the event `since`, replaying from the log if the feed has dropped it."""
         self.next_seq = since
         self._is_live = False
 
     async def next(self) -> Block | Gap | None:
-        """Wait for what comes next: events, what was missed, or None at the end of the run."""
+        """Wait for the next events or gap; return None at the end of the run."""
         feed = self._source.feed
         while True:
-            # There may never be anything to wait for; others must get their turn all the same.
+            # Every read below may complete without suspending; let other tasks run regardless.
             await anyio.lowlevel.checkpoint()
             block = feed.read(self.next_seq, PAGE_BYTES)
             if block is not None:
@@ -215,7 +215,7 @@ class Subscriber:
                 return self._skip_to(feed.oldest_seq)
             else:
                 block = await anyio.to_thread.run_sync(self._reader.read, self.next_seq)
-                # Meanwhile a late subscription may have sent the subscriber somewhere else.
+                # A late subscription may have called rewind() while the thread was reading.
                 if block is not None and block.first_seq == self.next_seq:
                     return self._advance(block)
 

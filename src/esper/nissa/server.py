@@ -1,4 +1,4 @@
-"""The live server: the websocket tail, the log over HTTP, and pages that come in from outside."""
+"""The live server: the websocket tail, the log over HTTP, and pages that other packages add."""
 
 import asyncio
 import contextlib
@@ -35,36 +35,36 @@ __all__ = ["ServerAddress", "build_app", "listen", "serve"]
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 128
 MAX_SOCKETS: Final = 2 * MAX_CONNECTIONS
-"""Of every kind. A run needs files of its own, which sockets must not use up."""
+"""Open connections of every kind; leaves file descriptors for the run itself."""
 MAX_ARRIVALS_PER_S: Final = 20.0
-"""New connections in the long run; those that come faster wait in the kernel's queue."""
+"""Refill rate of the accept token bucket; faster connections wait in the listen backlog."""
 ACCEPT_BURST: Final = 64
-"""New connections at once: ten browsers, or a dozen dashboards that come back together."""
+"""Capacity of the accept token bucket: ten browsers, or a dozen dashboards that reconnect."""
 ACCEPT_RETRY_S: Final = 1.0
 MAX_HEADER_BYTES: Final = 16 * 1024
 REQUEST_GRACE_S: Final = 5.0
-"""How long a connection may take, at least, to come up with a request."""
+"""Interval of the idle check: idle at two checks in a row closes a connection."""
 PING_EVERY_S: Final = 20.0
 STOP_GRACE_S: Final = 1
 DRAIN_LOOK_S: Final = 0.05
 DRAIN_STALLED_LOOKS: Final = 10
-"""At the end of a run, clients that take nothing for 0.5 s are cut off: they must not delay it."""
+"""Checks without progress (0.5 s) after which the drain at the end of a run gives up."""
 DRAIN_LIMIT_S: Final = 10.0
-"""At the end of a run, for how long clients that do read may go on."""
+"""Longest drain at the end of a run, even if clients are still reading."""
 DEFAULT_EVENTS: Final = 1_000
 MAX_EVENTS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server listens; port 0 lets the system choose."""
+    """The address a server listens on; port 0 lets the operating system choose a port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `HOST:PORT`, with an IPv6 host in brackets."""
+        """Parse `HOST:PORT`; an IPv6 host is written in brackets."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise UsageError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8765")
@@ -76,7 +76,7 @@ class ServerAddress:
 
 @dataclass(eq=False, slots=True)
 class _Service:
-    """What the routes of one app share."""
+    """State shared by the routes of one app."""
 
     source: LiveSource
     run_dir: Path
@@ -97,7 +97,7 @@ class _Service:
             self.num_connections -= 1
 
     async def health(self, _: Request) -> Response:
-        """Say that the server lives and how far the run has got."""
+        """Return the server's status and the seq of the newest event."""
         answer = {"status": "ok", "last_seq": self.source.last_seq}
         return Response(orjson.dumps(answer), media_type="application/json")
 
@@ -110,7 +110,7 @@ class _Service:
         return Response(data, media_type="application/json")
 
     async def events(self, request: Request) -> Response:
-        """Return events of the log, one per line."""
+        """Return events from the log as newline-delimited JSON."""
         try:
             wanted = _EventQuery.parse(request)
         except UsageError as error:
@@ -125,7 +125,7 @@ class _Service:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _EventQuery:
-    """What `/api/events?since=&types=&env=&limit=` asks for."""
+    """The parsed query of `/api/events?since=&types=&env=&limit=`."""
 
     since: int
     limit: int
@@ -147,7 +147,7 @@ class _EventQuery:
         )
 
     def read(self, source: LiveSource) -> list[bytes]:
-        """Read the log, from a thread that may wait."""
+        """Read the log; blocks on file access, so call it from a worker thread."""
         reader, seq = LogReader(source.log), self.since
         lines: list[bytes] = []
         while len(lines) < self.limit and (block := reader.read(seq)) is not None:
@@ -160,9 +160,9 @@ def _number(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if not text:
         return None
-    # Longer numbers than a seq can have are refused before anything counts with them.
+    # Reject numbers that do not fit into a 64-bit seq before they are used in arithmetic.
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise UsageError(f"{name} = {text[:40]!r}: expected a number that is not negative")
+        raise UsageError(f"{name} = {text[:40]!r}: expected a non-negative integer")
     return int(text)
 
 
@@ -174,7 +174,7 @@ def build_app(
     routes: Sequence[BaseRoute] = (),
     max_connections: int = MAX_CONNECTIONS,
 ) -> Starlette:
-    """Build the ASGI app of one run; `routes` are pages from outside, behind the same guard."""
+    """Build the ASGI app of one run; `routes` are additional pages behind the same guard."""
     service = _Service(source=source, run_dir=run_dir, max_connections=max_connections)
     app = Starlette(
         routes=[
@@ -192,10 +192,10 @@ def build_app(
 
 
 class _WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's protocol, whose idle pings leave the global random stream as it was."""
+    """uvicorn's websocket protocol; its keepalive pings do not advance the global `random`."""
 
     def send_keepalive_ping(self) -> None:
-        """Ping; uvicorn draws the payload from `random`, which a run must find unchanged."""
+        """Send a ping and restore `random`, from which uvicorn draws the ping's payload."""
         state = random.getstate()
         super().send_keepalive_ping()
         random.setstate(state)
@@ -203,29 +203,29 @@ class _WebSocketProtocol(WebSocketsSansIOProtocol):
 
 @dataclass(eq=False, slots=True)
 class _TokenBucket:
-    """How fast connections may come: a storm of them must not take the run's time."""
+    """A token bucket that limits how fast connections are accepted, to protect the run's CPU."""
 
     per_s: float
     num_left: float = ACCEPT_BURST
     last_s: float = 0.0
 
     def wait_after_one(self, now_s: float) -> float:
-        """Count a connection that came now; return for how long none may follow it."""
+        """Take a token for a connection accepted now; return the delay until the next accept."""
         earned = self.per_s * (now_s - self.last_s)
         self.num_left, self.last_s = min(self.num_left + earned, ACCEPT_BURST) - 1.0, now_s
         return max(0.0, (1.0 - self.num_left) / self.per_s)
 
 
 class _HttpProtocol(H11Protocol):
-    """uvicorn's protocol with an end to connections that never come to the point."""
+    """uvicorn's HTTP protocol with a timeout for connections that never complete a request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection and look after it."""
+        """Register a connection and schedule its first idle check."""
         super().connection_made(transport)
         self.loop.call_later(REQUEST_GRACE_S, self._look, False)
 
     def _look(self, was_idle: bool) -> None:
-        """Close a connection that was without a request at two looks in a row."""
+        """Close a connection that had no request in progress at two checks in a row."""
         if self not in self.connections:
             return
         is_idle = self.cycle is None or self.cycle.response_complete
@@ -236,7 +236,7 @@ class _HttpProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that leaves signals to the supervisor and lets clients in at a measured pace."""
+    """A uvicorn server that installs no signal handlers and limits its accept rate."""
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, arrivals: _TokenBucket):
         super().__init__(config)
@@ -245,26 +245,27 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture nothing."""
+        """Install no handlers: the supervisor handles signals."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start without a listener: uvicorn would take connections as fast as they come."""
+        """Start without a listener: uvicorn itself would accept without a rate limit."""
         await super().startup(sockets=[])
 
     async def main_loop(self) -> None:
-        """Let clients in for as long as the server runs."""
+        """Accept connections for as long as the server runs."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._let_in)
             await super().main_loop()
             tasks.cancel_scope.cancel()
 
     async def _let_in(self) -> None:
-        """Take connections one by one, as fast as they may come.
+        """Accept connections one at a time, at the rate the token bucket allows.
 
-        Consumes: connections. Produces: a protocol for each. Waits for: the next one, and for the
-        time at which it may come; until then it waits in the kernel's queue, where it costs the
-        run nothing. Unblocked by: clients, and cancellation when the server stops.
+        Consumes: connections. Produces: a protocol for each. Waits for: the next connection, and
+        for a token before each accept; until then the connection stays in the listen backlog and
+        uses no CPU time of this process. Unblocked by: clients, and cancellation when the server
+        stops.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -274,7 +275,7 @@ class _Server(uvicorn.Server):
                     await loop.connect_accepted_socket(self._build_protocol, connection)
                 else:
                     connection.close()
-            except OSError:  # a client that is gone already, or no more files
+            except OSError:  # the client has disconnected, or no file descriptor is left
                 await anyio.sleep(ACCEPT_RETRY_S)
             await anyio.sleep(self._arrivals.wait_after_one(loop.time()))
 
@@ -284,11 +285,11 @@ class _Server(uvicorn.Server):
         )
 
     async def drain(self, source: LiveSource) -> None:
-        """Let clients take what is left of a run that has ended; cut off those that do not read.
+        """Wait until clients have read the rest of a finished run; abort those that do not read.
 
-        Consumes: the closed feed. Produces: nothing; the sessions send. Waits for: requests to be
-        answered and websockets to be closed by both sides. Unblocked by: the clients, and by time
-        where they take nothing any more.
+        Consumes: the closed feed. Produces: nothing; the sessions send. Waits for: pending
+        requests and for websockets to be closed by both sides. Unblocked by: the clients, or a
+        timeout once no client makes progress.
         """
         deadline_s = anyio.current_time() + DRAIN_LIMIT_S
         num_stalled, progress = 0, self._progress(source)
@@ -299,8 +300,9 @@ class _Server(uvicorn.Server):
             if num_stalled == DRAIN_STALLED_LOOKS:
                 break
         for connection in list(self.server_state.connections):
-            # Closing would wait for the client to read; what others have in the kernel's buffer
-            # they can read after the server is gone.
+            # close() would wait until the client has read the write buffer. Connections with an
+            # empty write buffer need no abort: their data is in the kernel's socket buffer, which
+            # the client can still read after the server has exited.
             if connection.transport.get_write_buffer_size():
                 connection.transport.abort()
 
@@ -312,7 +314,7 @@ class _Server(uvicorn.Server):
         )
 
     def _progress(self, source: LiveSource) -> tuple[int, ...]:
-        """Return what changes as long as some client takes something."""
+        """Return a value that changes whenever any client makes progress."""
         state = self.server_state
         num_bytes = sum(subscriber.num_bytes for subscriber in source.subscribers)
         return state.total_requests, len(state.tasks), len(state.connections), num_bytes
@@ -328,11 +330,11 @@ async def serve(
 ) -> None:
     """Serve an app as a task until its run has ended or the task is cancelled.
 
-    At the end of a run every client that reads gets the rest of it first.
+    At the end of a run, clients that keep reading first receive all remaining events.
 
-    Consumes: connections. Produces: the address it listens on, when it does. Waits for: the end of
-    the run. Unblocked by: the run's feed, or cancellation. A listener that is handed in was bound
-    before, so that a taken address is known before anything is created.
+    Consumes: connections. Produces: the bound address, once listening. Waits for: the end of the
+    run. Unblocked by: the run's feed, or cancellation. Pass a `listener` bound earlier to detect
+    an address in use before any file of the run is created.
     """
     listener = listener or listen(address)
     config = uvicorn.Config(
@@ -345,8 +347,8 @@ async def serve(
         ws_ping_interval=PING_EVERY_S,
         ws_ping_timeout=PING_EVERY_S,
         lifespan="off",
-        # Requests may carry the token, so none of them is logged; and whoever sends nonsense
-        # must not be able to fill the operator's screen.
+        # No access log: a request's URL may contain the token. No warnings either: a client that
+        # sends malformed requests must not flood the operator's terminal.
         log_config=None,
         log_level="error",
         access_log=False,
@@ -367,21 +369,23 @@ async def serve(
 
 
 async def _run_shielded(server: _Server, listener: socket.socket) -> None:
-    # The cancellation that ends `serve` must not reach uvicorn, which would drop its clients.
+    # Shielded: cancelling `serve` must not cancel uvicorn, which would drop its clients. It exits
+    # on its own after `should_exit` is set.
     with anyio.CancelScope(shield=True), listener:
         await server.serve()
 
 
 def listen(address: ServerAddress) -> socket.socket:
-    """Bind an address, or say why it cannot be had."""
+    """Bind an address and return the listening socket; raise UsageError if that fails."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's delay off: 40 ms for every other frame.
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is IPPROTO_TCP. Without it, Nagle's
+    # algorithm delays every other frame by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address.host, address.port))
         listener.listen(MAX_CONNECTIONS)
-        listener.setblocking(False)  # the event loop waits for it
+        listener.setblocking(False)  # required by loop.sock_accept
     except OSError as error:
         listener.close()
         reason = (error.strerror or str(error)).lower()

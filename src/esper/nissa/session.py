@@ -1,4 +1,4 @@
-"""One websocket connection: hello, one subscription, then events until somebody leaves."""
+"""One websocket connection: hello, one subscription, then events until either side closes."""
 
 import contextlib
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ __all__ = ["MAX_BAD_MESSAGES", "Session"]
 
 MAX_BAD_MESSAGES: Final = 10
 SUBSCRIPTION_GRACE_S: Final = 0.25
-"""How long the first event waits for a subscription that may be on its way."""
+"""How long streaming is delayed to let the client's subscription arrive first."""
 CLOSE_GRACE_S: Final = 1.0
 
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 class Session:
-    """Serves one client: one task streams, one listens, one waits for the server to stop."""
+    """Serves one client: one task sends events, one receives, one waits for server shutdown."""
 
     def __init__(self, websocket: WebSocket, source: LiveSource, stopping: anyio.Event) -> None:
         self._websocket = websocket
@@ -48,14 +48,14 @@ class Session:
         self._must_acknowledge = False
         self._num_bad_messages = 0
         self._scope = anyio.CancelScope()
-        """Around the whole session; whoever ends it cancels this."""
+        """Covers the whole session; `_end` cancels it."""
         self._turn = anyio.CancelScope()
-        """Around the wait for the next events, so that a late subscription can end it."""
+        """Covers the wait for the next events, so that a late subscription can interrupt it."""
         self._code: CloseCode | None = None
-        """What to close with; None when the client is gone already."""
+        """The close code to send; None if the client has already disconnected."""
 
     async def run(self) -> None:
-        """Serve until the run, the client or the server ends it."""
+        """Serve until the run ends, the client disconnects or the server stops."""
         try:
             with self._scope:
                 await self._send(self._hello())
@@ -69,7 +69,7 @@ class Session:
             await self._close(self._code)
 
     async def _close(self, code: CloseCode) -> None:
-        # A client that does not read may never take the close frame either.
+        # Bounded, because a client that does not read may never receive the close frame.
         with anyio.move_on_after(CLOSE_GRACE_S), contextlib.suppress(WebSocketDisconnect):
             await self._websocket.close(code, code.reason)
 
@@ -142,8 +142,8 @@ class Session:
             await self._websocket.send_text(data.decode())
         except WebSocketDisconnect:
             self._end(None)
-        # Sending waits only when the client is slow. Here others get their turn all the same, a
-        # lost connection is noticed, and the caller of a session that has ended ends, too.
+        # send_text() suspends only under back-pressure. This checkpoint lets other tasks run and
+        # delivers the cancellation if the session has ended, e.g. on the lost connection above.
         await anyio.lowlevel.checkpoint()
 
     # --- Listening ---

@@ -1,7 +1,7 @@
-"""The writer: the thread that turns drafts into lines, commits them and passes them on.
+"""The writer: the thread that encodes drafts, commits them to the logs and feeds subscribers.
 
-Producers never wake it: it looks every few milliseconds, so that handing over stays an append and
-commits gather what came in between. A flush, a close and a full inbox make it look at once.
+Producers do not wake it: it polls the inbox every few milliseconds, so that `put` stays a plain
+append and each poll becomes a group commit. A flush, a close or a full inbox wakes it at once.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ class Writer:
         self._fsync = fsync
         self._fsync_interval_s = fsync_interval_s
         self._next_sync_s = time.monotonic() + fsync_interval_s
-        # A daemon: a disk that hangs must not keep the process from ending.
+        # A daemon thread, so that a hanging disk does not prevent the process from exiting.
         self._thread = threading.Thread(target=self._run, name="esper-writer", daemon=True)
         self.failure: TelemetryLostError | None = None
-        """Why it stopped before its time, or None."""
+        """The error that stopped the thread, or None."""
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; False if it did not in time."""
+        """Wait for the thread to end; return False on timeout."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -65,7 +65,7 @@ class Writer:
         try:
             self._write_until_drained()
             self._close_journals()
-        # Whatever stops this thread, producers must not wait for it and somebody must learn why.
+        # On any error: store it for the hub to raise, and release producers that wait for space.
         except Exception as error:
             self.failure = self._as_lost(error)
             self._inbox.fail()
@@ -89,6 +89,7 @@ class Writer:
 
     def _write_until_drained(self) -> None:
         while True:
+            # Read before take(): once closed and empty, no further entry can arrive.
             is_last = self._inbox.is_drained
             taken, is_sync_asked = self._inbox.take()
             for channel, entries in taken.items():
@@ -104,7 +105,7 @@ class Writer:
         return self._fsync is FsyncPolicy.INTERVAL and time.monotonic() >= self._next_sync_s
 
     def _commit(self, channel: Channel, entries: Sequence[Entry]) -> None:
-        """Write one block, then let go of what was counted for it."""
+        """Write one block, then release its share of the inbox bound."""
         self._append(self._journals[channel], entries, is_live=channel is Channel.RUN)
         self._inbox.release(len(entries), sum(entry.counted_bytes for entry in entries))
 
@@ -114,12 +115,13 @@ class Writer:
         for entry in entries:
             try:
                 lines.append(self._encode(entry))
-            # Whatever a payload holds that has no JSON, the events before it are still written.
+            # If a payload cannot be encoded as JSON, the events before it are still written.
             except Exception as error:
                 broken = error
                 break
         if lines:
             block = Block(entries[0].seq, len(lines), b"\n".join(lines) + b"\n")
+            # Log first, then feed: a subscriber never sees an event that is not in the log.
             self._write(journal, block)
             if is_live:
                 self._feed.publish(block)
@@ -142,7 +144,7 @@ class Writer:
             raise _lost(journal, error) from error
 
     def _sync(self) -> None:
-        """Bring the logs to the disk, or only to the operating system if that is the policy."""
+        """Call fsync on the logs, unless the policy is `never`, and report them as synced."""
         for journal in self._journals.values():
             if self._fsync is FsyncPolicy.NEVER:
                 continue
