@@ -251,7 +251,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text('{"format":"other"}')
 
-    with pytest.raises(UsageError, match="holds 2 runs"):
+    with pytest.raises(UsageError, match="contains 2 runs"):
         diff_paths(tmp_path / "runs", empty)
     with pytest.raises(UnreadableFileError, match="no events"):
         diff_paths(empty, empty)

@@ -155,7 +155,7 @@ def test_another_run_at_the_same_address_is_told() -> None:
 
     items = tail(FakeServer(lose, finish))
 
-    assert Notice("another run is served there now: other") in items
+    assert Notice("the server now serves another run: other") in items
     assert items[-1] == event(2)
 
 

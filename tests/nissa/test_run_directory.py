@@ -66,7 +66,7 @@ def test_full_disk_is_told_with_path_and_errno(tmp_path: Path) -> None:
     files = FailingFiles()
     files.write_error = errno.ENOSPC
     manifest = build_manifest(Job(), command="ppo", machine_kind="kind")
-    with pytest.raises(UsageError, match=r"injected; choose another place with --telemetry-dir"):
+    with pytest.raises(UsageError, match=r"injected; choose another location with --telemetry-dir"):
         create_run_directory(tmp_path, manifest, files=files)
 
 
@@ -88,7 +88,9 @@ def test_manifest_stays_as_it_was_when_the_disk_is_full(tmp_path: Path) -> None:
     files = FailingFiles()
     files.write_error = errno.ENOSPC
 
-    with pytest.raises(UsageError, match=r"cannot note that the run has 123 rounds now: injected"):
+    with pytest.raises(
+        UsageError, match=r"cannot record the new number of rounds \(123\): injected"
+    ):
         put_rounds_on_record(run_dir, 123, files=files)
 
     assert read_manifest(run_dir) == manifest

@@ -92,7 +92,7 @@ def test_compressed_file_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\x1f\x8b\x08")
 
-    with pytest.raises(UnreadableFileError, match="does not grow"):
+    with pytest.raises(UnreadableFileError, match="cannot be followed"):
         next(follow_file(path, is_following=True))
 
 

@@ -1,1 +1,1 @@
-"""The bus: how events leave a run, and how they are counted and compared. Never imports torch."""
+"""Telemetry: emitting, storing, streaming, counting and comparing events. Never imports torch."""

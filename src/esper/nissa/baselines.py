@@ -1,4 +1,4 @@
-"""Baselines: what is captured of a run, how it is stored, and how either side of a diff is read."""
+"""Baselines: capturing one from a run, storing it, and reading both sides of a comparison."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,16 +35,16 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     baseline: Baseline
     log: Path | None
-    """None for a baseline file, which has no events to point at."""
+    """None for a baseline file, which contains no events."""
     blocks: list[str]
 
 
 def capture(path: Path) -> Baseline:
-    """Take the baseline of a run."""
+    """Capture the baseline of a run."""
     [log] = _only_log(path)
     scan = scan_logs([log], with_keys=True)[0]
     if not scan.profile.counts:
-        raise UnreadableFileError(path, "holds no events, so there is nothing to capture")
+        raise UnreadableFileError(path, "contains no events, so there is nothing to capture")
     return _baseline(log, scan)
 
 
@@ -52,7 +52,7 @@ def _only_log(path: Path) -> list[Path]:
     logs = find_logs([path])
     if len(logs) > 1:
         raise UsageError(
-            f"{path}: holds {len(logs)} runs; name one of them, such as {logs[0].parent}"
+            f"{path}: contains {len(logs)} runs; name one of them, such as {logs[0].parent}"
         )
     return logs
 
@@ -64,7 +64,7 @@ def _baseline(log: Path, scan: Scan) -> Baseline:
 
 
 def read_provenance(log: Path, scan: Scan) -> Provenance:
-    """Gather where a run comes from: its manifest, else what TRAINING_STARTED says."""
+    """Return a run's provenance from its manifest, or else from its TRAINING_STARTED event."""
     manifest = _read_manifest(log)
     started = scan.profile.started
     if manifest is None:
@@ -97,7 +97,7 @@ def _read_manifest(log: Path) -> RunManifest | None:
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
-    """Write a baseline so that a change of it reads well in a review."""
+    """Write a baseline as indented JSON, so that changes are readable in a review."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(readable_json(baseline))
@@ -113,7 +113,7 @@ def read_baseline(path: Path) -> Baseline:
         raise UnreadableFileError(path, f"cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableFileError(
-            path, f"not a baseline: {error}; 'esper-telemetry baseline capture' makes one"
+            path, f"not a baseline: {error}; 'esper-telemetry baseline capture' creates one"
         ) from None
     if baseline.format != BASELINE_FORMAT:
         raise UnreadableFileError(
@@ -125,15 +125,15 @@ def read_baseline(path: Path) -> Baseline:
 def list_baselines(directory: Path = BASELINE_DIR) -> dict[Path, Baseline]:
     """Read every baseline of a directory."""
     if not directory.is_dir():
-        raise UnreadableFileError(directory, "no such directory; baselines are kept here")
+        raise UnreadableFileError(directory, "no such directory; baselines are stored here")
     return {path: read_baseline(path) for path in sorted(directory.glob("*.json"))}
 
 
 def read_sides(left: Path, right: Path) -> list[Side]:
-    """Read both sides of a comparison; runs are scanned side by side.
+    """Read both sides of a comparison; large runs are scanned in parallel.
 
-    Key sets take the longest. Two runs with equal streams have equal keys, so that only runs that
-    turn out to differ, or that meet a baseline, are scanned for them.
+    Collecting key sets is the slowest part. Two runs with equal digests have equal keys, so keys
+    are collected only for runs that differ or that are compared with a baseline.
     """
     paths = [left, right]
     baselines = {path: read_baseline(path) for path in paths if _is_baseline(path)}
@@ -156,16 +156,16 @@ def _is_baseline(path: Path) -> bool:
 
 def _scanned_side(path: Path, log: Path, scan: Scan) -> Side:
     if not scan.profile.counts:
-        raise UnreadableFileError(path, "holds no events, so there is nothing to compare")
+        raise UnreadableFileError(path, "contains no events, so there is nothing to compare")
     return Side(name=str(path), baseline=_baseline(log, scan), log=log, blocks=scan.blocks)
 
 
 def scan_logs(logs: Sequence[Path], *, with_keys: bool) -> list[Scan]:
-    """Scan logs, big ones in processes of their own."""
+    """Scan logs; several large ones each in their own process."""
     tasks = [ScanTask(path=str(log), with_keys=with_keys) for log in logs]
     if len(logs) < 2 or sum(_size(log) for log in logs) < PARALLEL_BYTES:
         return [scan_log(task) for task in tasks]
-    # Only big logs are worth a second process.
+    # Imported here because only large logs need it.
     from esper.nissa.workers import run_tasks
 
     return run_tasks(tasks, Scan)

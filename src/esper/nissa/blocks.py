@@ -1,4 +1,4 @@
-"""Blocks: runs of whole lines that are committed, checked and sent together."""
+"""Blocks: consecutive whole lines that are committed, checksummed and sent as a unit."""
 
 import zlib
 from pathlib import Path
@@ -9,7 +9,7 @@ __all__ = ["Block", "CommitRecord", "checksum_path", "parse_commit_record", "rea
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive events of one log as they stand in the file, a newline behind each."""
+    """Consecutive events of one log as they are in the file, each followed by a newline."""
 
     first_seq: int
     num_events: int
@@ -25,7 +25,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         return self.data[:-1].split(b"\n") if self.data else []
 
     def from_seq(self, seq: int) -> "Block":
-        """Return what is left without the events before `seq`."""
+        """Return the block without the events before `seq`."""
         num_skipped = seq - self.first_seq
         if num_skipped <= 0:
             return self
@@ -34,7 +34,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One line of `events.crc`: which bytes were committed together, and their checksum."""
+    """One line of `events.crc`: the byte range of a block, its seqs and its checksum."""
 
     start: int
     end: int
@@ -44,7 +44,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, block: Block, start: int) -> "CommitRecord":
-        """Describe a block that begins at byte `start`."""
+        """Build the record of a block that begins at byte `start`."""
         return cls(
             start=start,
             end=start + len(block.data),
@@ -55,27 +55,27 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_events(self) -> int:
-        """Count the events of the block."""
+        """Return the number of events in the block."""
         return self.last_seq - self.first_seq + 1
 
     def describes(self, data: bytes) -> bool:
-        """Tell whether these are the bytes that were committed."""
+        """Check whether these bytes match the checksum and the number of events."""
         return zlib.crc32(data) == self.crc and data.count(b"\n") == self.num_events
 
     def line(self) -> bytes:
-        """Return the record as it is written, newline included."""
+        """Return the record as it is written to the file, newline included."""
         span = f"{self.start} {self.end} {self.first_seq} {self.last_seq}"
         return f"{span} {self.crc:08x}\n".encode()
 
     def follows(self, previous: "CommitRecord | None") -> bool:
-        """Tell whether this record begins, in bytes and seq, where the one before it ends."""
+        """Check whether this record begins, in bytes and seq, where the previous one ends."""
         start, first_seq = (previous.end, previous.last_seq + 1) if previous else (0, 0)
         is_next = (self.start, self.first_seq) == (start, first_seq)
         return is_next and self.end > self.start and self.last_seq >= self.first_seq
 
 
 def parse_commit_record(line: bytes) -> CommitRecord | None:
-    """Read one line of `events.crc`; None for anything that is not a record."""
+    """Parse one line of `events.crc`; return None if it is not a record."""
     parts = line.split(b" ")
     if len(parts) != 5 or not line.isascii():
         return None
@@ -85,17 +85,17 @@ def parse_commit_record(line: bytes) -> CommitRecord | None:
     except ValueError:
         return None
     record = CommitRecord(start=start, end=end, first_seq=first_seq, last_seq=last_seq, crc=crc)
-    # Only the one spelling that is ever written counts, so that no damage reads as a record.
+    # Accept only the canonical spelling, so that a damaged line is never taken for a record.
     return record if record.line() == line.rstrip(b"\n") + b"\n" else None
 
 
 def checksum_path(log_path: Path) -> Path:
-    """Return the file that holds the checksums of a log."""
+    """Return the path of a log's checksum file."""
     return log_path.with_suffix(".crc")
 
 
 def read_records(path: Path, log_bytes: int) -> list[CommitRecord]:
-    """Return the contiguous records that lie within a log; a torn last line is left out."""
+    """Return the contiguous records that lie within a log; an incomplete last line is ignored."""
     records: list[CommitRecord] = []
     if not path.exists():
         return records

@@ -1,8 +1,8 @@
-"""Blocks that checksums vouch for: their event types are read without parsing every byte.
+"""Blocks verified by their checksum: their event types are read without parsing every byte.
 
 A block whose bytes match its row of `events.crc` is exactly what the journal wrote, and the journal
-writes whole events only. What costs next to nothing to see is seen nevertheless: each line begins
-as the writer begins it, and there are as many as the row says.
+writes whole events only. Two cheap checks are made in addition: each line starts as the writer
+starts it, and the number of lines matches the row.
 """
 
 import os
@@ -18,25 +18,25 @@ from esper.nissa.lines import LOG_NAME
 __all__ = ["VouchedBlock", "block_start_after", "vouched_blocks"]
 
 MIN_LOG_PER_CHECKSUM: Final = 500
-"""Bytes of log per byte of checksums; blocks of less than about 20 KiB are parsed as soon."""
+"""Log bytes per checksum byte; parsing is as fast for blocks under about 20 KiB."""
 MAX_BLOCK_BYTES: Final = 16 << 20
-"""A larger block is parsed piece by piece instead of being held as a whole."""
+"""Larger blocks are parsed in chunks instead of being loaded as a whole."""
 
 _HEAD: Final = b'{"event_type":"'
 _is_type: Final = re.compile(rb"[A-Z_]+").fullmatch
 
 
 class VouchedBlock(NamedTuple):
-    """A block that is as it was written."""
+    """A block that matches its checksum."""
 
     types: list[bytes]
-    """Of each of its lines."""
+    """The event type of each line."""
     end: int
-    """The offset behind it."""
+    """The offset just after the block."""
 
 
 def block_start_after(path: Path, offset: int) -> int | None:
-    """Return where the first block behind an offset begins, if that is the start of a line."""
+    """Return the start of the first block after an offset; None if no line starts there."""
     for record in _records(path):
         if record.start > offset:
             with path.open("rb") as log:
@@ -46,10 +46,10 @@ def block_start_after(path: Path, offset: int) -> int | None:
 
 
 def vouched_blocks(path: Path, start: int, end: int | None) -> Iterator[VouchedBlock]:
-    """Yield blocks that follow each other from `start` on, up to the first that has to be parsed.
+    """Yield consecutive verified blocks from `start` on, up to the first that must be parsed.
 
-    There are none if no block begins at `start`. One that is not what its record says, and whatever
-    lies behind it, has to be parsed: its last line may have lost its end.
+    Yields nothing if no block begins at `start`. A block that does not match its record must be
+    parsed together with everything after it, because its last line may be incomplete.
     """
     records = [record for record in _records(path) if record.start >= start]
     if not records or records[0].start != start:
@@ -76,7 +76,7 @@ def _records(path: Path) -> list[CommitRecord]:
 
 
 def _vouched_types(data: bytes, record: CommitRecord) -> list[bytes] | None:
-    """Return the type of each line, or None for a block that nobody vouches for."""
+    """Return the event type of each line, or None if the block does not match its record."""
     if zlib.crc32(data) != record.crc or not data.endswith(b"}\n"):
         return None
     types: list[bytes] = []
@@ -87,6 +87,6 @@ def _vouched_types(data: bytes, record: CommitRecord) -> list[bytes] | None:
             return None
         type_end = find(b'"', position + num_head)
         types.append(data[position + num_head : type_end])
-        position = find(b"\n", type_end) + 1  # there is one, at the end of the block if not before
+        position = find(b"\n", type_end) + 1  # always found: the block ends with a newline
     is_whole = len(types) == record.num_events and all(map(_is_type, set(types)))
     return types if is_whole else None

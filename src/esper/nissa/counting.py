@@ -1,11 +1,10 @@
 """Counting events in any JSONL whose objects have `event_type`.
 
-What a count proves: every counted line is one JSON object on a line of its own, in UTF-8, whose
-top-level `event_type` is a string. Every byte is parsed, since a quicker look at the start of each
-line could not tell a damaged line from a whole one; or it is compared with the checksum that the
-journal wrote behind it, which can (`nissa/checksummed_blocks.py`). Big plain files are cut at a
-line end and counted in two processes. Python's NaN and Infinity tokens, which are no JSON but
-common in foreign logs, count.
+Every counted line is guaranteed to be one JSON object in UTF-8 whose top-level `event_type` is a
+string. To detect damaged lines, every byte is either parsed or verified against the checksums that
+the journal wrote (`nissa/vouching.py`). Large uncompressed files are split at a line end and
+counted in two processes. Python's NaN and Infinity tokens, which are not JSON but common in foreign
+logs, are accepted.
 """
 
 import os
@@ -26,14 +25,14 @@ __all__ = ["BadLine", "CountBy", "CountTask", "Tally", "count_logs", "count_part
 
 NUM_SHOWN_BAD_LINES: Final = 5
 PARALLEL_BYTES: Final = 64 << 20
-"""Smaller files are counted sooner than a second process starts."""
+"""For smaller files, starting a second process takes longer than it saves."""
 
 _OWN_SHARE: Final = 0.53
 _MAX_REASON_CHARS: Final = 120
 
 
 class CountBy(StrEnum):
-    """What lines are counted by."""
+    """The key by which events are counted."""
 
     TYPE = "type"
     ENV = "env"
@@ -52,7 +51,7 @@ class BadLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What was counted in one file, or in a part of it."""
+    """Counts of one file, or of a part of it."""
 
     counts: dict[str, int] = {}
     num_lines: int = 0
@@ -62,12 +61,12 @@ class Tally(msgspec.Struct, kw_only=True):
 
     @property
     def num_events(self) -> int:
-        """Count the lines that are events."""
+        """Return the number of lines that are events."""
         return sum(self.counts.values())
 
 
 class CountTask(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
-    """A part of a log to be counted, from one line end to another."""
+    """A part of a log to count, from one line boundary to another."""
 
     path: str
     by: CountBy = CountBy.TYPE
@@ -109,7 +108,7 @@ class _WithKind(msgspec.Struct, gc=False):
 
 
 NONE_LABEL: Final = "-"
-"""Stands for events that the key does not apply to."""
+"""Label for events that do not have the key."""
 
 _Keys: TypeAlias = Callable[[Iterable[Any]], list[str]]
 
@@ -119,7 +118,7 @@ def _type_keys(heads: Iterable[_TypeOnly]) -> list[str]:
 
 
 def _env_keys(heads: Iterable[_WithEnv]) -> list[str]:
-    # Foreign logs keep the env in the payload.
+    # Foreign logs have the env id in the payload.
     return [
         _label(head.env_id if head.env_id is not None or head.data is None else head.data.env_id)
         for head in heads
@@ -158,12 +157,12 @@ _WAYS: Final[dict[CountBy, tuple[type[msgspec.Struct], _Keys]]] = {
 _FIRST: Final = itemgetter(0)
 _LAST: Final = itemgetter(-1)
 _PYTHON_MARKS: Final = (b"NaN", b"Infinity", rb"\ud", rb"\uD", b"\xef\xbb\xbf")
-"""One of them is in every text that Python's json reads and msgspec does not."""
+"""Any text that Python's json accepts and msgspec rejects contains one of these."""
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 def count_logs(paths: Sequence[Path], by: CountBy = CountBy.TYPE) -> dict[Path, Tally]:
-    """Count every log, big ones in two processes."""
+    """Count every log; large ones in two processes."""
     return {path: _count_log(path, by) for path in paths}
 
 
@@ -175,10 +174,10 @@ def _count_log(path: Path, by: CountBy) -> Tally:
         return count_part(CountTask(path=str(path), by=by))
     share = round(size * _OWN_SHARE)
     middle = block_start_after(path, share) or _line_end_after(path, share)
-    # Only big files need a second process.
+    # Imported here because only large files need a second process.
     from esper.nissa.workers import started
 
-    # The child has to start first, so this process takes the larger part.
+    # Starting the child takes time, so this process counts the larger part.
     later = CountTask(path=str(path), by=by, start=middle, end=size)
     with started(later, Tally) as result:
         earlier = count_part(CountTask(path=str(path), by=by, end=middle))
@@ -196,7 +195,7 @@ def _line_end_after(path: Path, offset: int) -> int:
 
 
 def merge_tallies(parts: Iterable[Tally]) -> Tally:
-    """Add up tallies of parts that follow each other."""
+    """Add up the tallies of consecutive parts."""
     counts: Counter[str] = Counter()
     whole = Tally()
     for part in parts:
@@ -222,7 +221,7 @@ def count_part(task: CountTask) -> Tally:
 
 
 def _count_vouched(task: CountTask, counts: Counter[str], tally: Tally) -> int:
-    """Count what checksums vouch for; return the offset from which on lines have to be parsed."""
+    """Count the blocks that match their checksums; return the offset where parsing must start."""
     offset, path = task.start, Path(task.path)
     if task.by is CountBy.TYPE and path.is_file():
         raw_counts: Counter[bytes] = Counter()
@@ -252,13 +251,13 @@ def _count_parsed(task: CountTask, counts: Counter[str], tally: Tally) -> None:
 def _decode_heads(
     chunk: bytes, decoder: msgspec.json.Decoder[msgspec.Struct]
 ) -> list[msgspec.Struct] | None:
-    """Decode all lines at once; None if they have to be taken one by one, to see which is bad."""
+    """Decode all lines at once; return None if they must be decoded one by one to find bad ones."""
     try:
         return decoder.decode_lines(chunk)
     except _REFUSALS:
         if b"NaN" not in chunk and b"Infinity" not in chunk:
             return None
-    # Most logs are JSON.
+    # Imported here because most logs are standard JSON.
     from esper.leyline.untyped_json import without_tokens
 
     try:
@@ -268,14 +267,14 @@ def _decode_heads(
 
 
 def _could_be_objects(chunk: bytes, num_lines: int) -> bool:
-    """Tell whether every line starts and ends like an object.
+    """Check whether every line starts and ends like a JSON object.
 
     If the whole chunk then decodes to as many objects as it has lines, each line is one object:
     in JSON `}` is followed by `{`, across a newline or not, only between two top-level values.
     """
     if not chunk.startswith(b"{") or not chunk.endswith(b"}\n"):
         return False
-    # Our own logs are recognised by the longest text between two lines, which is found fastest.
+    # Fast path for our own logs: the longer the search text, the faster it is found.
     if chunk.count(b'}\n{"event_type":"') == num_lines - 1:
         return True
     lines = split_lines(chunk)
@@ -317,14 +316,14 @@ def _count_line_by_line(
 
 
 def _read_head(line: bytes, head: type[msgspec.Struct]) -> msgspec.Struct:
-    line.decode()  # msgspec skips the text of fields that the head does not have
+    line.decode()  # msgspec does not check the UTF-8 of fields that the head does not have
     try:
         return msgspec.json.decode(line, type=head)
     except msgspec.DecodeError as error:
-        # A line that no reader accepts must not take more memory than it has.
+        # Decoding generically takes more memory, so skip it where it cannot succeed.
         if not _is_odd_scope(error) and not any(mark in line for mark in _PYTHON_MARKS):
             raise
-        # Most logs need no second reader.
+        # Imported here because most logs do not need the lenient reader.
         from esper.nissa.foreign import foreign_event
 
         event = foreign_event(line)
@@ -334,12 +333,12 @@ def _read_head(line: bytes, head: type[msgspec.Struct]) -> msgspec.Struct:
 
 
 def _is_odd_scope(error: msgspec.DecodeError) -> bool:
-    """Tell whether a field other than the event type is of a kind we do not expect."""
+    """Check whether a field other than the event type has an unexpected JSON type."""
     return isinstance(error, msgspec.ValidationError) and "event_type" not in str(error)
 
 
 def _lenient_head(value: dict[str, object], head: type[msgspec.Struct]) -> msgspec.Struct:
-    """Keep the fields that fit; the others count as absent."""
+    """Convert the fields that have the expected type; treat the others as absent."""
     kept: dict[str, object] = {"event_type": value["event_type"]}
     for field in msgspec.structs.fields(head)[1:]:
         try:

@@ -40,7 +40,7 @@ class CountChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def delta(self) -> int:
-        """Return how many events the right side has more."""
+        """Return the count of the right side minus the count of the left side."""
         return self.right - self.left
 
 
@@ -53,7 +53,7 @@ class KeyChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderChange(msgspec.Struct, frozen=True, kw_only=True):
-    """An order rule that is broken; the line is None on the side that keeps it."""
+    """An order rule that at least one side violates; None on the side that does not."""
 
     rule: str
     left_line: int | None
@@ -61,7 +61,7 @@ class OrderChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckChange(msgspec.Struct, frozen=True, kw_only=True):
-    """An equation that at least one side breaks."""
+    """An equation that does not hold on at least one side."""
 
     name: str
     count_class: CountClass
@@ -73,7 +73,7 @@ class CheckChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first event in which two logs differ; None stands for the end of a log."""
+    """The first event in which two logs differ; None if one log has already ended."""
 
     left_line: int | None
     right_line: int | None
@@ -84,32 +84,32 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `diff` found."""
+    """The complete result of a comparison."""
 
     left: str
     right: str
     is_same: bool
     is_seeded_compared: bool
-    """Configuration and machine kind are the same, so that seeded counts must be too."""
+    """Whether configuration and machine kind match, so that seeded counts must match too."""
     is_stream_equal: bool
     provenance: list[str]
-    """What the two sides were made with, where it differs."""
+    """Differences in versions, configuration, data source and machine kind."""
     counts: list[CountChange]
     keys: list[KeyChange]
     orders: list[OrderChange]
     checks: list[CheckChange]
     divergence: Divergence | None
     bad_lines: list[int]
-    """On the left and on the right."""
+    """Number of bad lines on the left and on the right."""
 
 
 def diff_paths(left: Path, right: Path) -> Difference:
-    """Compare what two paths hold: runs, logs or baselines."""
+    """Compare two paths, each of them a run, a log or a baseline."""
     return diff_sides(*read_sides(left, right))
 
 
 def diff_sides(left: Side, right: Side) -> Difference:
-    """Compare two sides that have been read."""
+    """Compare two sides that are already loaded."""
     first, second = left.baseline.profile, right.baseline.profile
     provenance = _provenance_changes(left, right)
     is_compared = not any(name in _SEEDED_NAMES for name, _ in provenance)
@@ -143,11 +143,11 @@ def diff_sides(left: Side, right: Side) -> Difference:
 
 
 _SEEDED_NAMES: Final = frozenset({"config", "machine kind", "data source", "start"})
-"""What seeded counts and values may depend on."""
+"""Provenance entries that seeded counts and values may depend on."""
 
 
 def _provenance_changes(left: Side, right: Side) -> list[tuple[str, str]]:
-    """Return what is known on both sides and differs, with a text for it."""
+    """Return name and description of provenance entries known on both sides that differ."""
     changes: list[tuple[str, str]] = []
     before, after = left.baseline.provenance, right.baseline.provenance
     for name in ("schema_version", "esper_version", "commit", "data_source", "machine_kind"):
@@ -172,7 +172,7 @@ def _start_changes(before: TrainingStarted | None, after: TrainingStarted | None
     if before is not None and after is not None:
         volatile = volatile_paths(EventType.TRAINING_STARTED)
         ignored = frozenset(path.removeprefix("data.") for path in volatile)
-        # The versions are told apart above; neither of them makes a run another run.
+        # Versions are compared above; a different version does not imply different events.
         ignored |= {"esper_version", "schema_version"}
         yield from _field_changes(msgspec.to_builtins(before), msgspec.to_builtins(after), ignored)
 
@@ -196,7 +196,7 @@ def _count_changes(first: RunProfile, second: RunProfile) -> Iterator[CountChang
 
 
 def _class_of(event_type: str) -> CountClass:
-    """Return how a type is compared; types that we do not know must repeat like seeded ones."""
+    """Return how counts of a type are compared; unknown types are treated as seeded."""
     if event_type in EventType.__members__:
         return EVENT_SPECS[EventType(event_type)].count_class
     return CountClass.SEEDED
@@ -209,7 +209,7 @@ def _counts_matter(change: CountChange, is_seeded_compared: bool) -> bool:
 
 
 def _key_changes(first: RunProfile, second: RunProfile) -> Iterator[KeyChange]:
-    """Compare types that both sides have; a type that is missing is a matter of counts."""
+    """Compare the keys of types that both sides have; missing types show up in the counts."""
     for event_type in sorted(first.key_sets.keys() & second.key_sets.keys()):
         before, after = first.key_sets[event_type], second.key_sets[event_type]
         if before != after:
@@ -230,7 +230,7 @@ def _order_changes(first: RunProfile, second: RunProfile) -> Iterator[OrderChang
 
 
 def _check_changes(first: RunProfile, second: RunProfile) -> Iterator[CheckChange]:
-    """Compare equations; one that does not apply to a side is not broken by it."""
+    """Compare equations; one that does not apply to a side counts as holding there."""
     before = {check.name: check for check in check_profile(first)}
     after = {check.name: check for check in check_profile(second)}
     for name in dict.fromkeys((*before, *after)):
@@ -253,7 +253,7 @@ def _shown(check: Check | None) -> str:
 
 
 def _first_divergence(left: Side, right: Side) -> Divergence | None:
-    """Find the first event that differs; a baseline keeps no events to look at."""
+    """Find the first event that differs; return None for a baseline, which has no events."""
     if left.log is None or right.log is None:
         return None
     pairs = zip_longest(left.blocks, right.blocks)
@@ -272,7 +272,7 @@ def _first_divergence(left: Side, right: Side) -> Divergence | None:
 
 
 class _NumberedForm(NamedTuple):
-    """A line that is compared, where it stands, and what is compared of it."""
+    """A line, its line number and its normal form."""
 
     number: int
     line: bytes
@@ -280,7 +280,7 @@ class _NumberedForm(NamedTuple):
 
 
 def _forms(log: Path, start: int) -> Iterator[_NumberedForm]:
-    """Yield the events that are compared, from the `start`th on."""
+    """Yield the compared events, starting with index `start`."""
     numbered = (
         _NumberedForm(number, line, form)
         for number, line in enumerate(read_lines(log), 1)

@@ -1,4 +1,4 @@
-"""Facts: the few fields that equations and order rules look at, read from a line."""
+"""Facts: the subset of an event's fields that equations and order rules use."""
 
 from collections import Counter
 from typing import Final
@@ -35,7 +35,7 @@ class FactData(msgspec.Struct, gc=False, frozen=True):
 
 
 class Fact(msgspec.Struct, gc=False, frozen=True):
-    """An event as far as equations and order rules care."""
+    """The part of an event that equations and order rules use."""
 
     event_type: str
     data: FactData
@@ -60,7 +60,7 @@ FACT_TYPES: Final = frozenset(
         "MORPHOLOGY_CAUSAL_LOG",
     }
 )
-"""Types that are read closely; the many events per step are not among them."""
+"""Types that are decoded as facts; the frequent per-step events are not among them."""
 
 LINK_TYPE: Final = b"MORPHOLOGY_CAUSAL_LOG"
 
@@ -79,14 +79,14 @@ GATED_EDGES: Final = frozenset(
     for stage in TRANSITIONS
     if (target := next_stage(stage)) in _GATED_STAGES
 )
-"""Moves that need a gate's pass; going back from HOLDING to BLENDING needs none."""
+"""Transitions that require a passed gate; going back from HOLDING to BLENDING requires none."""
 
 _UNCOUNTED_GATE: Final = Gate.G0.name
 """GerminationRequest passes G0 and has an event of its own instead of a stage change."""
 
 
 def read_fact(line: bytes) -> Fact | None:
-    """Read a line of one of FACT_TYPES; None when it does not look like ours."""
+    """Decode a line of one of FACT_TYPES; return None if it does not match our schema."""
     try:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -94,10 +94,10 @@ def read_fact(line: bytes) -> Fact | None:
 
 
 def add_link(terms: Counter[str], line: bytes, offset: int = 0) -> bool:
-    """Add a line of the causal log as our writer writes it; False when it must be read as a fact.
+    """Count a canonical causal log line; return False if it must be decoded as a fact instead.
 
-    Links are a quarter of a log, and the phase is the first field of their payload: a quote inside
-    a JSON string is escaped, so that the first match is the payload itself.
+    A fast path, because these lines are a quarter of a log. The phase is the first field of their
+    payload, and quotes inside JSON strings are escaped, so the first match is the payload itself.
     """
     start = line.find(_LINK_START, offset)
     if start < 0:
@@ -114,7 +114,7 @@ def add_link(terms: Counter[str], line: bytes, offset: int = 0) -> bool:
 
 
 def add_terms(terms: Counter[str], fact: Fact) -> None:
-    """Add what this event means for the equations."""
+    """Add this event's terms to the counters that the equations use."""
     data = fact.data
     match fact.event_type:
         case "MORPHOLOGY_CAUSAL_LOG":
@@ -134,7 +134,7 @@ def add_terms(terms: Counter[str], fact: Fact) -> None:
 
 
 def _add_failure(terms: Counter[str], fact: Fact) -> None:
-    """Note from which step on an env is missing; its own failure may come after its validation."""
+    """Count the steps before an env failed; a failure during `apply` comes after validation."""
     step = fact.step or 0
     has_validated = fact.data.phase == "apply"
     terms["env failures"] += 1

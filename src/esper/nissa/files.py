@@ -1,4 +1,4 @@
-"""Files: the one seam through which the bus writes, so that tests can make a disk fail."""
+"""Files: the file operations used for writing, in one place so that tests can inject failures."""
 
 import contextlib
 import errno
@@ -11,11 +11,11 @@ from typing import Final
 __all__ = ["FileSystem", "link_atomically", "write_atomically"]
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""How file systems say that they know no second names, or no further one."""
+"""Errors of file systems without hard links, or at their limit of links per file."""
 
 
 class FileSystem:
-    """The operating system's files, by descriptor; whatever goes wrong is an `OSError`."""
+    """File operations of the operating system, by descriptor; failures raise `OSError`."""
 
     def make_directory(self, path: Path) -> None:
         """Create a directory that must not exist yet, and its parents."""
@@ -27,25 +27,25 @@ class FileSystem:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
     def lock(self, descriptor: int) -> None:
-        """Claim a file for this descriptor alone, or fail at once."""
+        """Acquire an exclusive lock on a file, or raise `BlockingIOError` at once."""
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Write all of it."""
+        """Write all bytes, repeating after short writes."""
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
 
     def fsync(self, descriptor: int) -> None:
-        """Force what was written to the disk."""
+        """Flush a file to disk."""
         os.fsync(descriptor)
 
     def truncate(self, descriptor: int, num_bytes: int) -> None:
-        """Cut a file to a length."""
+        """Truncate a file to a length."""
         os.ftruncate(descriptor, num_bytes)
 
     def num_links(self, descriptor: int) -> int:
-        """Count the names of an open file; 0 means that it was removed under us."""
+        """Return the number of hard links of an open file; 0 means that it was removed."""
         return os.fstat(descriptor).st_nlink
 
     def close(self, descriptor: int) -> None:
@@ -53,19 +53,19 @@ class FileSystem:
         os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Put a file in another's place, in one step."""
+        """Rename a file atomically, replacing the target if it exists."""
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name."""
+        """Create a hard link."""
         target.hardlink_to(source)
 
     def remove(self, path: Path) -> None:
-        """Take a file's name away, if it is there."""
+        """Remove a file if it exists."""
         path.unlink(missing_ok=True)
 
     def fsync_directory(self, path: Path) -> None:
-        """Force a directory's names to the disk."""
+        """Flush a directory's entries to disk."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -74,18 +74,19 @@ class FileSystem:
 
 
 def write_atomically(files: FileSystem, path: Path, data: bytes) -> None:
-    """Write a file so that after a crash there is the old one or the new one, whole."""
+    """Write a file so that after a crash either the old or the new content is complete."""
     with _put_in_place(files, path) as temporary:
         descriptor = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             files.write(descriptor, data)
+            # Before the rename: otherwise a crash could leave the new name with partial data.
             files.fsync(descriptor)
         finally:
             files.close(descriptor)
 
 
 def link_atomically(files: FileSystem, source: Path, path: Path) -> bool:
-    """Give a file that is never written again a second name; tell whether the disk can do that."""
+    """Hard-link an immutable file to `path`; return False if hard links are not supported."""
     try:
         with _put_in_place(files, path) as temporary:
             files.link(source, temporary)
@@ -98,16 +99,17 @@ def link_atomically(files: FileSystem, source: Path, path: Path) -> bool:
 
 @contextlib.contextmanager
 def _put_in_place(files: FileSystem, path: Path) -> Iterator[Path]:
-    """Let a file be made under a temporary name, and give it its own in one step."""
+    """Yield a temporary path; after the block, rename it to `path` atomically."""
     temporary = path.with_name(path.name + ".tmp")
-    # What a crash has left there may be another file's second name: it must not be written to.
+    # A leftover from a crash may be a hard link to another file, so it is never written to.
     files.remove(temporary)
     try:
         yield temporary
         files.rename(temporary, path)
     except BaseException:
-        # A disk that fails twice keeps the rest; the next writer of this file removes it.
+        # If the removal fails too, the next writer of this file removes the leftover.
         with contextlib.suppress(OSError):
             files.remove(temporary)
         raise
+    # The rename itself survives a crash only once the directory is flushed.
     files.fsync_directory(path.parent)

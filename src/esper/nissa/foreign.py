@@ -1,4 +1,4 @@
-"""Lines of logs that are not ours: any object in JSON that has an event type."""
+"""Lenient reading of foreign logs: any JSON object with an event type counts as an event."""
 
 from typing import Any, Final, NamedTuple
 
@@ -9,22 +9,22 @@ from esper.leyline.untyped_json import MarkedJson, decode_marked
 __all__ = ["VOLATILE_KEYS", "ForeignLine", "foreign_event", "read_foreign"]
 
 VOLATILE_KEYS: Final = frozenset({"event_id", "timestamp", "ts", "run_id", "seq"})
-"""What may differ between two equal runs."""
+"""Keys whose values may differ between two equal runs."""
 
 
 class ForeignLine(NamedTuple):
-    """What can be said about a line that is not one of our events."""
+    """What is known about a line that does not follow our schema."""
 
     event_type: str | None
-    """None for a line that is no event at all."""
+    """None for a line that is not an event."""
     keys: tuple[str, ...]
     """Keys of its payload."""
     form: bytes
-    """What two equal runs have in common here, whatever the order of keys."""
+    """The normal form to compare: without volatile keys, independent of key order."""
 
 
 def read_foreign(line: bytes) -> ForeignLine:
-    """Decode a line leniently; one that cannot be decoded is compared as it is written."""
+    """Decode a line leniently; the normal form of an undecodable line is the line itself."""
     try:
         marked = decode_marked(line)
     except ValueError:
@@ -45,7 +45,7 @@ def _form(marked: MarkedJson) -> bytes | None:
         form = orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:
         return None  # nested more deeply than orjson encodes: 254 levels
-    # A marked number must not equal an array that happens to look like one.
+    # A marked number must not compare equal to an array with the same content.
     is_marked = marked.mark is not None and orjson.dumps(marked.mark) in form
     return b"marked " + form if is_marked else form
 
@@ -53,7 +53,7 @@ def _form(marked: MarkedJson) -> bytes | None:
 def foreign_event(line: bytes) -> dict[str, Any] | None:
     """Decode a line leniently; None unless it is an object with an event type.
 
-    Numbers that JSON cannot hold are arrays, as `decode_marked` leaves them.
+    Numbers that JSON cannot represent are arrays, as returned by `decode_marked`.
     """
     try:
         value = decode_marked(line).value

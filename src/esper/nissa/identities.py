@@ -1,4 +1,4 @@
-"""Equations between counts, and the closed forms of what a whole run must contain."""
+"""Equations between event counts, and closed forms for the counts of a completed run."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -19,7 +19,7 @@ __all__ = ["Check", "check_profile"]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One equation, and whether a profile obeys it."""
+    """One equation, and whether it holds for a profile."""
 
     name: str
     count_class: CountClass
@@ -35,7 +35,7 @@ class _Equation(msgspec.Struct, frozen=True, kw_only=True):
     right: tuple[str, ...]
     is_at_most: bool = False
     needs_whole_run: bool = False
-    """Holds only when every round came to its end."""
+    """Holds only for a completed run."""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ _EQUATIONS: Final = (
 
 
 def check_profile(profile: RunProfile) -> list[Check]:
-    """Evaluate everything that applies to a log: closed forms first, then equations."""
+    """Evaluate all closed forms and equations that apply to a log, in this order."""
     return [*_closed_forms(profile), *_equations(profile)]
 
 
@@ -87,7 +87,7 @@ def _value(profile: RunProfile, name: str) -> int:
 
 
 def _level(profile: RunProfile) -> TelemetryLevel:
-    """Return the level of a run; foreign logs have no closed forms and no lifecycle of ours."""
+    """Return the telemetry level of a run; OFF for foreign logs, so that no equation applies."""
     names = {level.name.lower(): level for level in TelemetryLevel}
     level = "" if profile.started is None else profile.started.telemetry_level
     return names.get(level, TelemetryLevel.OFF)
@@ -123,7 +123,7 @@ def _expected(spec: EventSpec, profile: RunProfile) -> int | None:
         case EventType.PPO_UPDATE_COMPLETED, _:
             return rounds - profile.terms.get("skipped updates", 0)
         case EventType.LAST_ACTION, _:
-            # A step that ends in a rollback never acted.
+            # A step that ends in a rollback has no LAST_ACTION.
             rolled_back = profile.counts.get(EventType.GOVERNOR_ROLLBACK, 0)
             return rounds * envs * steps - _missing_steps(profile, steps, "decided") - rolled_back
         case EventType.TOPOLOGY_MANIFEST_RECORDED, _:
@@ -161,7 +161,7 @@ def _form(spec: EventSpec) -> str:
 
 
 def _missing_steps(profile: RunProfile, num_steps: int, what: str) -> int:
-    """Count the steps that envs which failed never got to."""
+    """Return the number of steps that failed envs did not reach."""
     terms = profile.terms
     reached = terms.get(f"steps before failures, {what}", 0)
     return terms.get("env failures", 0) * num_steps - reached

@@ -1,4 +1,4 @@
-"""Levels: which event types a producer may emit at the moment."""
+"""Levels: which event types the level in force lets through."""
 
 from typing import Final
 
@@ -20,31 +20,31 @@ PER_STEP_TYPES: Final = frozenset(
         EventType.TAMIYO_INITIATED,
     }
 )
-"""What a step tells that is not about a seed's life; `lifecycle_only` leaves it out."""
+"""Per-step types unrelated to the seed lifecycle; `lifecycle_only` filters them out."""
 
 
 class LevelGate:
-    """The configured level, the one an anomaly escalated to, and what passes at them."""
+    """The configured level, a temporary escalation, and the payload types that pass."""
 
     def __init__(self, config: TelemetryConfig) -> None:
         self._configured = TelemetryLevel.named(config.level)
         self._is_lifecycle_only = config.lifecycle_only
         self.level = self._configured
-        """In force now."""
+        """The level in force."""
         self.wanted: frozenset[type[Payload]] = self._wanted_at(self.level)
-        """Payloads that pass; replaced as a whole, so that reading it needs no lock."""
+        """Payload types that pass; replaced as a whole, so other threads read it without a lock."""
 
     def escalate_to(self, level: TelemetryLevel | None) -> None:
-        """Let more through for now; None, or a level below the configured one, ends it."""
+        """Raise the level temporarily; None or a lower level restores the configured one."""
         self.level = max(self._configured, level or self._configured)
         self.wanted = self._wanted_at(self.level)
 
     def wants(self, event_type: EventType) -> bool:
-        """Tell whether an event of this type would be emitted now."""
+        """Check whether the level in force lets events of this type through."""
         return EVENT_SPECS[event_type].payload in self.wanted
 
     def _wanted_at(self, level: TelemetryLevel) -> frozenset[type[Payload]]:
-        # An escalation is asked for to see everything, so it also lifts `lifecycle_only`.
+        # An escalation is meant to show everything, so it also overrides `lifecycle_only`.
         is_narrowed = self._is_lifecycle_only and level == self._configured
         return frozenset(
             spec.payload

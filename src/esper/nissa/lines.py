@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 CHUNK_BYTES: Final = 128 << 10
-"""Small enough for a chunk, its lines and what is made of them to stay in a core's cache."""
+"""Small enough for a chunk, its lines and their decoded form to fit into a core's cache."""
 MAX_LINE_BYTES: Final = 16 << 20
-"""A longer line is cut here, which makes it a bad line instead of a memory problem."""
+"""Longer lines are truncated, so that they count as bad lines and memory stays bounded."""
 STDIN: Final = Path("-")
 LOG_NAME: Final = "events.jsonl"
 
@@ -38,7 +38,7 @@ _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
-    """Return the logs that these files, run directories or directories of runs stand for."""
+    """Return the logs of these files, run directories and directories of runs."""
     return [log for path in paths for log in _logs_at(path)]
 
 
@@ -47,7 +47,7 @@ def _logs_at(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise UnreadableFileError(path, "no such file or directory")
-    if not path.is_dir():  # a pipe or a device is read as it is
+    if not path.is_dir():  # a pipe or a device
         return [path]
     logs = _log_in(path) or [
         log for run in sorted(path.iterdir()) if run.is_dir() for log in _log_in(run)
@@ -62,12 +62,12 @@ def _log_in(directory: Path) -> list[Path]:
 
 
 def run_directory_of(log: Path) -> Path | None:
-    """Return the run directory that a log belongs to, or None for a log on its own."""
+    """Return the run directory of a log, or None for a standalone log file."""
     return log.parent if log.name in _LOG_NAMES else None
 
 
 def is_compressed(path: Path) -> bool:
-    """Tell whether a file starts like a gzip or zstd file."""
+    """Check whether a file starts with the magic number of gzip or zstd."""
     try:
         with path.open("rb") as stream:
             return _is_magic(stream.read(4))
@@ -81,9 +81,9 @@ def _is_magic(head: bytes) -> bool:
 
 @contextmanager
 def _open_log(path: Path) -> Iterator[BinaryIO]:
-    """Open a log for reading; what it is compressed with is seen from its first bytes."""
+    """Open a log for reading; the compression is detected from its first bytes."""
     with _open_raw(path) as raw:
-        # Every buffered stream can be peeked into, a pipe too.
+        # peek() works for every buffered stream, including pipes, which cannot seek.
         head = cast(io.BufferedReader, raw).peek(4)[:4]
         if head.startswith(_GZIP_MAGIC):
             with gzip.GzipFile(fileobj=raw) as stream:
@@ -97,7 +97,7 @@ def _open_log(path: Path) -> Iterator[BinaryIO]:
 
 def _open_raw(path: Path) -> AbstractContextManager[BinaryIO]:
     if path == STDIN:
-        return nullcontext(sys.stdin.buffer)  # not ours to close
+        return nullcontext(sys.stdin.buffer)  # must stay open
     try:
         return path.open("rb")
     except OSError as error:
@@ -105,21 +105,21 @@ def _open_raw(path: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def _open_zstd(stream: BinaryIO) -> BinaryIO:
-    # Python has zstd of its own from 3.14 on.
+    # The standard library includes zstd since Python 3.14; imported here as most logs are plain.
     if sys.version_info >= (3, 14):
-        from compression import zstd  # most logs are plain
+        from compression import zstd
     else:
-        from backports import zstd  # most logs are plain
+        from backports import zstd
     return cast(BinaryIO, zstd.ZstdFile(stream))
 
 
 def read_chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Yield pieces of whole lines; only the last line of all may lack its newline.
+    """Yield chunks of whole lines; only the last line of the log may lack its newline.
 
     Args:
         path: a plain or compressed log, or STDIN.
         start: offset of the first line to read; plain files only.
-        end: offset just after the last one.
+        end: offset just after the last line to read.
     """
     if path != STDIN and path.is_file() and not is_compressed(path):
         with _open_raw(path) as raw:
@@ -130,7 +130,7 @@ def read_chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[
 
 
 def _read_plain(path: Path, fd: int, offset: int, end: int | None) -> Iterator[bytes]:
-    """Read a file by offsets: what follows the last newline of a block is read once more."""
+    """Read a file by offset; the partial line at the end of a block is read again with the next."""
     size = CHUNK_BYTES
     while True:
         left = size if end is None else min(size, end - offset)
@@ -147,7 +147,7 @@ def _read_plain(path: Path, fd: int, offset: int, end: int | None) -> Iterator[b
         elif len(block) == size < MAX_LINE_BYTES:
             size *= 2  # a line longer than a chunk
         else:
-            yield block  # the last line, or as much of an endless one as is bearable
+            yield block  # the last line, or the first part of one that exceeds the limit
             offset = _after_newline(fd, offset + len(block))
 
 
@@ -162,8 +162,8 @@ def _after_newline(fd: int, offset: int) -> int:
 
 
 def _read_stream(path: Path, stream: BinaryIO) -> Iterator[bytes]:
-    # Grows in place: bytes would be copied with every block of a long line, and the copies would
-    # lie about in the heap until it is several times as large as the line.
+    # A bytearray grows in place; bytes would be copied for every block of a long line, and the
+    # copies would fragment the heap to several times the size of the line.
     tail = bytearray()
     for block in _read_blocks(path, stream):
         cut = block.rfind(b"\n") + 1
@@ -201,11 +201,11 @@ def split_lines(chunk: bytes) -> list[bytes]:
     """Return the lines of a chunk without their newlines, blank ones included."""
     lines = chunk.split(b"\n")
     if not lines[-1]:
-        lines.pop()  # what follows the last newline is no line
+        lines.pop()  # the empty string after the last newline
     return lines
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield every line without its newline; blank ones too, so that positions are line numbers."""
+    """Yield every line without its newline, including blank ones, so that line numbers match."""
     for chunk in read_chunks(path):
         yield from split_lines(chunk)

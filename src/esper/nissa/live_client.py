@@ -1,4 +1,4 @@
-"""The client of the live tail: connects, subscribes, comes back after an interruption."""
+"""The client of the live tail: connects, subscribes, reconnects after an interruption."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ _MAX_FRAME_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something about the connection that the operator should know."""
+    """A message about the connection for the operator."""
 
     text: str
 
 
 TailItem: TypeAlias = bytes | Gap | Notice
-"""An event's line, events that were lost, or news of the connection."""
+"""An event's line, a gap, or a message about the connection."""
 
 
 class _Head(msgspec.Struct, gc=False):
@@ -44,7 +44,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 def websocket_url(text: str) -> str:
-    """Turn what a user types (`http://host:port`, `ws://host:port/ws?token=…`) into an address."""
+    """Convert user input (`http://host:port`, `ws://host:port/ws?token=…`) to a websocket URL."""
     parts = urlsplit(text)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     if scheme not in ("ws", "wss") or not parts.hostname:
@@ -54,7 +54,7 @@ def websocket_url(text: str) -> str:
 
 
 class LiveTail:
-    """Yields what a server sends until the run ends; reconnects where it left off."""
+    """Yields what a server sends until the run ends; resumes at its position when it reconnects."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class LiveTail:
         self._wait = wait
         self._run_id: str | None = None
         self._next_seq: int | None = subscription.since
-        """Where to go on after an interruption."""
+        """The seq to resume from after an interruption."""
         self._is_subscribed = False
-        """The server has answered the subscription of this connection."""
+        """Whether the server has acknowledged this connection's subscription."""
         self._has_seen_end = False
-        """RUN_FINISHED has come, so that a closing server is no interruption."""
+        """Whether RUN_FINISHED was received; a close after it is not an interruption."""
 
     def items(self) -> Iterator[TailItem]:
-        """Yield events, gaps and notices; ends when the server says that the run has ended."""
+        """Yield events, gaps and notices until the server reports the end of the run."""
         num_failures = 0
         while True:
             try:
@@ -103,7 +103,7 @@ class LiveTail:
 
     @property
     def _shown_url(self) -> str:
-        """Return the address without its query, which may hold a token."""
+        """Return the URL without its query, which may contain the token."""
         return self._url.partition("?")[0]
 
     def _connect(self) -> ClientConnection:
@@ -115,7 +115,7 @@ class LiveTail:
         )
 
     def _refuse_if_hopeless(self, error: Exception) -> None:
-        """Raise where trying again cannot help: a wrong address, or a refused token."""
+        """Raise UsageError if a retry cannot succeed: a wrong address or a rejected token."""
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
             way_on = "; give the token of the run with --token" if status in (401, 403) else ""
@@ -152,14 +152,14 @@ class LiveTail:
             head = msgspec.json.decode(line, type=_Head)
             if head.event_type is not None:
                 if not self._is_subscribed:
-                    return  # sent before the subscription arrived; it comes again
+                    return  # sent before the server read the subscription; it is sent again
                 self._next_seq = None if head.seq is None else head.seq + 1
                 self._has_seen_end = head.event_type == "RUN_FINISHED"
                 yield line
                 return
             message = msgspec.json.decode(line, type=ServerMessage)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            yield Notice("the server sent something that is neither an event nor a message")
+            yield Notice("received a line that is neither an event nor a protocol message")
             return
         match message:
             case Hello():
@@ -172,7 +172,7 @@ class LiveTail:
 
     def _greet(self, hello: Hello) -> Iterator[TailItem]:
         if self._run_id is not None and self._run_id != hello.run_id:
-            yield Notice(f"another run is served there now: {hello.run_id}")
+            yield Notice(f"the server now serves another run: {hello.run_id}")
             self._next_seq = None
         if self._next_seq is None:
             self._next_seq = hello.last_seq + 1

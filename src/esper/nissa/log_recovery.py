@@ -1,4 +1,4 @@
-"""Scanning a log that a process may have left at any moment: what of it is whole and whose."""
+"""Crash recovery of a log: which part is covered by checksums, complete, or torn."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,33 +13,33 @@ __all__ = ["LogRecovery", "recover_log", "verify_records"]
 
 
 class LogRecovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log and its checksums say."""
+    """The state of a log and its checksum file."""
 
     records: list[CommitRecord]
     """Contiguous from byte 0, all within the file."""
     tail: Block
-    """Whole lines behind the last record that continue the sequence."""
+    """Whole lines after the last record that continue the sequence."""
     num_bytes: int
-    """Size of the file; what lies behind the tail is torn."""
+    """Size of the file; bytes after the tail are incomplete or out of sequence."""
 
     @property
     def covered_end(self) -> int:
-        """Return the offset behind the last record."""
+        """Return the offset after the last block that has a checksum."""
         return self.records[-1].end if self.records else 0
 
     @property
     def whole_end(self) -> int:
-        """Return the offset behind the last whole event."""
+        """Return the offset after the last complete event."""
         return self.covered_end + len(self.tail.data)
 
     @property
     def next_seq(self) -> int:
-        """Return the seq that the log goes on with."""
+        """Return the seq of the next event to be written."""
         return self.tail.next_seq
 
 
 def recover_log(log_path: Path, *, has_checksums: bool) -> LogRecovery:
-    """Read the records and the uncovered tail; bytes that records cover are not looked at."""
+    """Read the checksum records and the uncovered tail; covered bytes are not verified here."""
     num_bytes = log_path.stat().st_size
     records = read_records(checksum_path(log_path), num_bytes) if has_checksums else []
     covered_end = records[-1].end if records else 0
@@ -67,12 +67,12 @@ def _seq_of(line: bytes) -> int | None:
 
 
 def verify_records(log_path: Path, records: list[CommitRecord]) -> None:
-    """Compare every committed block with its checksum; the first that differs is an error."""
+    """Verify the checksum of every committed block; raise at the first mismatch."""
     with log_path.open("rb") as file:
         for record in records:
             if not record.describes(file.read(record.end - record.start)):
                 raise UnreadableFileError(
                     log_path,
                     f"the block of events {record.first_seq} to {record.last_seq} at byte "
-                    f"{record.start} is damaged; 'esper-telemetry validate' shows what is left",
+                    f"{record.start} is damaged; 'esper-telemetry validate' shows the damage",
                 )

@@ -1,4 +1,4 @@
-"""What is left of a line when everything that may differ between two equal runs is taken out."""
+"""Normal forms: lines without the fields that may differ between two equal runs."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +31,9 @@ __all__ = [
 ENVELOPE: Final = re.compile(
     rb'\{"event_type":"([A-Z_]+)","seq":\d+,"ts":[-+.0-9e]+,"run_id":"[^"\\]*"(?=,"group":)'
 )
-"""The start of a line as our writer writes it: the type, then what every comparison ignores.
+"""The start of a canonical line: the type, then the fields that every comparison ignores.
 
-The seq goes too: it follows from the order, and events of the environment would shift it.
+The seq is ignored too: it follows from the order, and environment events would shift it.
 """
 
 ENVIRONMENT_TYPES: Final = frozenset(
@@ -50,9 +50,9 @@ _VALUE: Final = rb':(?:"(?:[^"\\]|\\.)*"|\[(?:"(?:[^"\\]|\\.)*"|[^"\]])*\]|[^,}\
 
 @cache
 def volatile_mask(event_type: str) -> Callable[[bytes], bytes] | None:
-    """Return what cuts the volatile payload fields of a type out of a canonical line.
+    """Return a function that removes a type's volatile payload fields from a canonical line.
 
-    A quote inside a JSON string is always escaped, so that `"name":` is a key wherever it stands.
+    A quote inside a JSON string is always escaped, so every match of `"name":` is a key.
     """
     names = sorted(_volatile_names(event_type))
     if not names:
@@ -80,7 +80,7 @@ def _volatile_names(event_type: str) -> set[str]:
 
 
 def canonical_line(line: bytes) -> bytes | None:
-    """Return an event of ours as our writer would have written it, or None for anything else."""
+    """Re-encode one of our events as the writer encodes it; return None for any other line."""
     try:
         return encode_event(decode_event(line))
     except (EventDecodeError, RecursionError, ValueError):
@@ -88,7 +88,7 @@ def canonical_line(line: bytes) -> bytes | None:
 
 
 def normal_form(line: bytes) -> bytes | None:
-    """Return what two equal runs have in common here; None for events that are not compared."""
+    """Return the part of a line that must be equal in equal runs; None if it is not compared."""
     match = ENVELOPE.match(line)
     if match is None:
         line = canonical_line(line) or read_foreign(line).form
@@ -113,7 +113,7 @@ def differing_paths(left: bytes, right: bytes) -> list[str]:
     return [
         path
         for path in dict.fromkeys((*sides[0], *sides[1]))
-        # By their text: NaN is not equal to itself, and 1 is equal to true.
+        # Compared by repr: NaN is not equal to itself, and 1 is equal to True.
         if repr(sides[0].get(path, msgspec.UNSET)) != repr(sides[1].get(path, msgspec.UNSET))
         and re.sub(r"\.\d+(?=\.|$)", ".*", path) not in volatile
     ]

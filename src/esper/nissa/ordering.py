@@ -1,4 +1,4 @@
-"""Order rules: what must come before what in the log of a run."""
+"""Order rules: constraints on the order of events in the log of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _FATES: Final = {"SEED_FOSSILIZED": "FOSSILIZED", "SEED_PRUNED": "PRUNED"}
 
 
 class _Finish(NamedTuple):
-    """Where RUN_FINISHED was seen."""
+    """The position of RUN_FINISHED."""
 
     line: int
     num_events: int
@@ -36,7 +36,7 @@ class _Finish(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class OrderWatch:
-    """Follows a log and remembers the first breach of each rule."""
+    """Checks the order rules event by event and records the first violation of each."""
 
     broken: dict[str, int] = field(default_factory=dict)
     _finish: _Finish | None = None
@@ -45,16 +45,16 @@ class OrderWatch:
     _stages: dict[tuple[int | None, str | None], str | None] = field(default_factory=dict)
 
     def see_start(self, line: int, num_events: int) -> None:
-        """Take note of a TRAINING_STARTED, the `num_events`th event of its log."""
+        """Process a TRAINING_STARTED, the `num_events`th event of its log."""
         if num_events != 1:
             self._break(STARTS_FIRST, line)
 
     def see_finish(self, line: int, num_events: int) -> None:
-        """Take note of a RUN_FINISHED, the `num_events`th event of its log."""
+        """Process a RUN_FINISHED, the `num_events`th event of its log."""
         self._finish = _Finish(line, num_events)
 
     def see_step(self, event_type: bytes, scope: bytes, line: int) -> None:
-        """Take note of an EPOCH_COMPLETED or LAST_ACTION; `scope` names its env and step."""
+        """Process an EPOCH_COMPLETED or LAST_ACTION; `scope` identifies its env and step."""
         if event_type == b"EPOCH_COMPLETED":
             self._open_steps.add(scope)
         elif scope in self._open_steps:
@@ -63,7 +63,7 @@ class OrderWatch:
             self._break(EPOCH_BEFORE_ACTION, line)
 
     def see_fact(self, fact: Fact, line: int) -> None:
-        """Take note of an event that was read more closely."""
+        """Process an event that was decoded as a fact."""
         event_type = fact.event_type
         if event_type in _TAIL_RANKS:
             self._see_tail(event_type, fact.round or 0, line)
@@ -84,7 +84,7 @@ class OrderWatch:
         self._tail_ranks[round_index] = rank
 
     def end(self, num_events: int) -> None:
-        """Take note that the log ends here."""
+        """Process the end of the log."""
         if self._finish is not None and self._finish.num_events != num_events:
             self._break(FINISHES_LAST, self._finish.line)
 

@@ -1,4 +1,4 @@
-"""SQL over runs: events are loaded into DuckDB, which is then shut off from everything else."""
+"""SQL over runs: events are loaded into DuckDB, whose external access is then disabled."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ _MAX_OBJECT_BYTES: Final = 16 << 20
 
 
 class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a statement returned."""
+    """The columns and rows that a statement returned."""
 
     columns: list[str]
     rows: list[tuple[object, ...]]
@@ -42,7 +42,7 @@ class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
 def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
     """Run one statement over the events of these logs."""
     try:
-        # DuckDB is an extra: everything else works without it.
+        # Imported here because DuckDB is an optional dependency.
         import duckdb
     except ImportError:
         raise UsageError(
@@ -51,10 +51,10 @@ def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
     with duckdb.connect(":memory:") as connection:
         try:
             _load(connection, logs)
-            # DuckDB returns no cursor where there was no statement, whatever its types say.
+            # Contrary to its type annotation, execute() returns None for an empty statement.
             cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
             if cursor is None:
-                raise UsageError("query: the statement is empty; --views lists what can be asked")
+                raise UsageError("query: the statement is empty; --views lists the available views")
             columns = [column[0] for column in cursor.description or ()]
             return QueryResult(columns=columns, rows=cursor.fetchall())
         except duckdb.Error as error:
@@ -62,7 +62,7 @@ def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
 
 
 def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None:
-    """Load the events into a table, make the views, then lock the doors."""
+    """Load the events into a table, create the views, then disable external access."""
     columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _COLUMNS.items())
     connection.execute(
         f"CREATE TABLE lines AS SELECT * FROM read_json($files, format = 'newline_delimited', "
@@ -72,13 +72,13 @@ def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None
     )
     for view in VIEWS.values():
         connection.execute(view_sql(view))
-    # The statement may read what was loaded and nothing else: no files, no network, no extensions.
+    # The user's statement may read the loaded data only: no files, no network, no extensions.
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 
 
 def _compression(logs: Sequence[Path]) -> str:
-    """Name the one compression of all logs, as DuckDB guesses it by the file's name alone."""
+    """Return the compression of all logs; DuckDB's own detection uses only the file name."""
     kinds = {log.suffix.removeprefix(".") if is_compressed(log) else "uncompressed" for log in logs}
     if len(kinds) > 1:
         raise UsageError("query: all logs must be compressed in the same way")
@@ -87,6 +87,6 @@ def _compression(logs: Sequence[Path]) -> str:
 
 
 def _one_sentence(error: Exception) -> str:
-    """Return the first line of DuckDB's message, without its pictures."""
+    """Return the first line of DuckDB's message, without the SQL excerpt below it."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

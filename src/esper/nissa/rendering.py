@@ -17,7 +17,7 @@ __all__ = ["is_worrying", "render_event", "render_line"]
 
 
 def render_line(line: bytes) -> str:
-    """Render a line of a log; one that is no event of ours is shown as it is, shortened."""
+    """Render a line of a log; a line that is not one of our events is shown truncated."""
     try:
         return render_event(decode_event(line))
     except (EventDecodeError, RecursionError):
@@ -25,14 +25,14 @@ def render_line(line: bytes) -> str:
 
 
 def render_event(event: Event) -> str:
-    """Render one event: time, where, what."""
+    """Render one event as time, scope and description."""
     clock = _clock(event.ts)
     mark = {Severity.WARNING: "! ", Severity.ERROR: "!! ", Severity.CRITICAL: "!!! "}
     return f"{clock} {_place(event):<13} {mark.get(event.severity, '')}{_describe(event.data)}"
 
 
 def is_worrying(line: bytes) -> bool:
-    """Tell whether a line is an event of severity warning or worse."""
+    """Check whether a line is an event of severity warning or higher."""
     try:
         return decode_event(line).severity.rank >= Severity.WARNING.rank
     except (EventDecodeError, RecursionError):
@@ -75,7 +75,7 @@ def _signed(value: float | None) -> str:
 
 @singledispatch
 def _describe(data: Payload) -> str:
-    """Say what a payload tells; types without a form of their own list their plain fields."""
+    """Describe a payload; types without a registered format list their scalar fields."""
     name = event_type_of(data).value.lower().replace("_", " ")
     fields = [_field(key, getattr(data, key)) for key in data.__struct_fields__]
     return f"{name}: {', '.join(text for text in fields if text)}"

@@ -1,4 +1,4 @@
-"""Run directories: their names, their manifest, and finding out what the manifest says."""
+"""Run directories: their names and layout, and building, writing and reading the manifest."""
 
 import importlib.metadata
 import os
@@ -38,7 +38,7 @@ RECORDED_PACKAGES: Final = ("torch", "numpy", "msgspec", "anyio", "orjson")
 
 
 def new_run_id() -> str:
-    """Return a name that no other run has; drawn from the system, not from a seeded stream."""
+    """Return a random run id from the operating system's generator, not from a seeded one."""
     return secrets.token_hex(4)
 
 
@@ -56,7 +56,7 @@ def create_run_directory(
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(
-            f"{run_dir}: cannot make the run's directory: {reason}; choose another place with "
+            f"{run_dir}: cannot create the run directory: {reason}; choose another location with "
             "--telemetry-dir"
         ) from error
     return run_dir
@@ -65,7 +65,7 @@ def create_run_directory(
 def put_rounds_on_record(
     run_dir: Path, num_rounds: int, *, files: FileSystem | None = None
 ) -> None:
-    """Let a run's manifest tell the number of rounds it has now, which a resume may change."""
+    """Update the number of rounds in a run's manifest, which a resume may change."""
     manifest = read_manifest(run_dir)
     if manifest.job.training.n_episodes == num_rounds:
         return
@@ -76,7 +76,7 @@ def put_rounds_on_record(
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(
-            f"{run_dir / MANIFEST_FILE}: cannot note that the run has {num_rounds} rounds now: "
+            f"{run_dir / MANIFEST_FILE}: cannot record the new number of rounds ({num_rounds}): "
             f"{reason}"
         ) from error
 
@@ -86,7 +86,7 @@ def _write_manifest(files: FileSystem, run_dir: Path, manifest: RunManifest) -> 
 
 
 def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
-    """Return where a run's torch traces are; None if none are asked for."""
+    """Return the directory of a run's torch traces; None if tracing is off."""
     return run_dir / config.torch_dir if config.torch else None
 
 
@@ -115,14 +115,14 @@ def build_manifest(
     data_source: str | None = None,
     run_id: str | None = None,
 ) -> RunManifest:
-    """Gather what is known of this run and this machine.
+    """Build the manifest of a run on this machine.
 
     Args:
-        job: what will be run.
-        command: who decides.
-        machine_kind: what bit-equality may be expected on, as the engine tells it.
-        data_source: where the data came from, where that is known already.
-        run_id: the name of the run; None draws one.
+        job: the configuration of the run.
+        command: the controller that makes the decisions.
+        machine_kind: machines of the same kind produce bit-identical runs; from the engine.
+        data_source: where the data came from, if already known.
+        run_id: the id of the run; None generates one.
     """
     return RunManifest(
         run_id=run_id or new_run_id(),
@@ -141,7 +141,7 @@ def build_manifest(
 
 
 def _without_private_parts(job: Job) -> Job:
-    """Shorten paths to their last part; leave out the token and where the server listens."""
+    """Shorten paths to their last component; remove the token and the server's address."""
     run = job.run
     profiler = msgspec.structs.replace(run.profiler, torch_dir=_last_part(run.profiler.torch_dir))
     return msgspec.structs.replace(
@@ -191,7 +191,7 @@ def _source_commit() -> str | None:
 
 
 def cpu_model() -> str:
-    """Return what the processor calls itself."""
+    """Return the processor's model name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

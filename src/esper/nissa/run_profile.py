@@ -1,4 +1,4 @@
-"""Scanning a log once: counts, terms of equations, order, key sets and a digest of the stream."""
+"""Profiling a log in one pass: counts, equation terms, order, key sets and a stream digest."""
 
 import hashlib
 import re
@@ -29,7 +29,7 @@ from esper.nissa.ordering import OrderWatch
 __all__ = ["BLOCK_LINES", "Scan", "ScanTask", "scan_log"]
 
 BLOCK_LINES: Final = 4096
-"""Lines per digest: where two logs part is found by digests first, then within one block."""
+"""Lines per digest; a comparison finds the first differing block, then the line within it."""
 
 _STEP_TYPES: Final = frozenset({b"EPOCH_COMPLETED", b"LAST_ACTION"})
 _CLOSE_TYPES: Final = frozenset(name.encode() for name in (*FACT_TYPES, "TRAINING_STARTED"))
@@ -38,7 +38,7 @@ _MASKS: Final = {
     for name in EventType
     if (mask := volatile_mask(name)) is not None or name in ENVIRONMENT_TYPES
 }
-"""Types whose payload is compared in part, or (None) not at all; others are compared whole."""
+"""Types whose payload is compared partly, or not at all (None); others are compared fully."""
 
 _match_envelope: Final = ENVELOPE.match
 _LAST_BYTE: Final = itemgetter(-1)
@@ -46,11 +46,11 @@ _BRACE: Final = {ord("}")}
 _SEVERITY: Final = b',"severity"'
 
 _MAX_KEY_SETS: Final = 64
-"""Per type; a foreign log whose keys never repeat must not fill the memory."""
+"""Limit per type, which bounds memory for foreign logs whose keys never repeat."""
 
 
 class ScanTask(msgspec.Struct, frozen=True, kw_only=True, tag="scan"):
-    """A log to be scanned; key sets cost a full parse of every line."""
+    """A log to scan; collecting key sets requires parsing every line completely."""
 
     path: str
     with_keys: bool = True
@@ -82,7 +82,7 @@ def scan_log(task: ScanTask) -> Scan:
 
 @dataclass(eq=False, slots=True)
 class _Scanner:
-    """Everything that is gathered while a log goes by."""
+    """The state accumulated while scanning a log."""
 
     with_keys: bool
     raw_counts: Counter[bytes] = field(default_factory=Counter)
@@ -99,10 +99,10 @@ class _Scanner:
     num_bad_lines: int = 0
     blocks: list[str] = field(default_factory=list)
     forms: list[bytes] = field(default_factory=list)
-    """Normal forms of the block under way."""
+    """Normal forms of the current block."""
 
     def feed(self, lines: list[bytes]) -> None:
-        """Take in the next lines."""
+        """Process the next lines."""
         first = self.num_lines + 1
         matches = list(map(_match_envelope, lines))
         if None in matches or set(map(_LAST_BYTE, lines)) != _BRACE:
@@ -122,7 +122,7 @@ class _Scanner:
     def _feed_canonical(
         self, lines: list[bytes], matches: list[re.Match[bytes]], first: int
     ) -> None:
-        """Take in lines as our writer writes them: the hot path, done in bulk where it can be."""
+        """Process canonical lines: the hot path, in bulk where possible."""
         types = [match[1] for match in matches]
         ends = [match.end() for match in matches]
         forms: list[bytes | None] = [
@@ -145,7 +145,7 @@ class _Scanner:
         self.forms += [form for form in forms if form is not None]
 
     def _feed_odd(self, line: bytes, number: int) -> None:
-        """Take in a line that our writer would not have written like this."""
+        """Process a line that is not in canonical form."""
         if not line.strip():
             return
         canonical = canonical_line(line)
@@ -176,7 +176,7 @@ class _Scanner:
         self.order.see_fact(fact, number)
         if fact.event_type == "RUN_FINISHED":
             self.status = fact.data.status
-            # A resumed run may have been given more rounds than it announced.
+            # A resumed run may have more rounds than its TRAINING_STARTED states.
             self.terms["rounds completed"] = fact.data.rounds_completed or 0
             self.order.see_finish(number, event_number)
 
@@ -197,7 +197,8 @@ class _Scanner:
         except _REFUSALS:
             foreign = read_foreign(line)
             if foreign.event_type is None:
-                # An odd line has been counted as bad already; one that only looked well has not.
+                # A non-canonical line has already been counted as bad; one that matched the
+                # envelope and then failed to decode has not.
                 self.num_bad_lines += _match_envelope(line) is not None and line.endswith(b"}")
                 return None
             return _KeyHead(foreign.event_type, dict.fromkeys(foreign.keys, msgspec.Raw()))
@@ -207,7 +208,7 @@ class _Scanner:
         self.blocks.append(hashlib.sha256(b"\n".join(block)).hexdigest())
 
     def finish(self) -> Scan:
-        """Return what was gathered; the log ends here."""
+        """Finish the log and return its profile and block digests."""
         self.order.end(self.num_events)
         if self.forms:
             self._close_block()

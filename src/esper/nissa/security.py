@@ -1,4 +1,4 @@
-"""Who may talk to the live server: token, origin and host are checked before anything else."""
+"""Access control of the live server: checks host, origin and token before anything else."""
 
 import hmac
 import ipaddress
@@ -20,14 +20,14 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why a request is turned away."""
+    """The status and reason with which a request is rejected."""
 
     status: int
     reason: str
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address can be reached from this machine only."""
+    """Check whether an address is reachable from this machine only."""
     if host in LOOPBACK_NAMES:
         return True
     address = _address_of(host)
@@ -36,10 +36,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Security:
-    """The rules of one server; an address that others can reach needs a token."""
+    """The access rules of one server; a non-loopback address requires a token."""
 
     host: str
-    """What the server is bound to, without the port."""
+    """The host that the server is bound to, without the port."""
     token: str | None = None
     allowed_origins: frozenset[str] = frozenset()
     """Origins of other pages that may connect, such as `http://dash.example:3000`."""
@@ -47,17 +47,17 @@ class Security:
     def __post_init__(self) -> None:
         if self.token == "" or (self.token is None and not is_loopback(self.host)):
             raise UsageError(
-                f"serving on {self.host} lets others connect; set a token with --serve-token"
+                f"serving on {self.host} allows remote connections; set a token with --serve-token"
             )
 
     def refusal(self, headers: Mapping[str, str], query: Mapping[str, str]) -> Refusal | None:
-        """Return why a request is refused, or None when it may pass."""
+        """Return why a request is rejected, or None if it is allowed."""
         host = headers.get("host", "")
         if not self._is_own_name(_name_of(host)):
-            return Refusal(status=400, reason="this server does not go by that host name")
+            return Refusal(status=400, reason="unknown host name in the Host header")
         origin = headers.get("origin")
         if origin is not None and not self._is_allowed_origin(origin, host):
-            return Refusal(status=403, reason="pages of that origin may not connect")
+            return Refusal(status=403, reason="origin not allowed")
         if self.token is not None and not _is_equal(_token_in(headers, query), self.token):
             return Refusal(status=401, reason="the token is missing or wrong")
         return None
@@ -65,7 +65,8 @@ class Security:
     def _is_own_name(self, name: str) -> bool:
         if name == self.host or name in LOOPBACK_NAMES:
             return True
-        # Bound to every address, it goes by each of them. A rebound DNS name is never a number.
+        # A server bound to all addresses accepts any IP address as its host. DNS rebinding is
+        # still blocked, because it needs a host name.
         bound, named = _address_of(self.host), _address_of(name)
         return bound is not None and bound.is_unspecified and named is not None
 
@@ -87,7 +88,7 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def _name_of(host_header: str) -> str:
-    """Return the host of a Host header without port and brackets; '' if it makes no sense."""
+    """Return the host of a Host header without port and brackets; '' if it is malformed."""
     try:
         return urlsplit(f"//{host_header}").hostname or ""
     except ValueError:
@@ -100,21 +101,21 @@ def _token_in(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
 
 
 def _is_equal(given: str, expected: str) -> bool:
-    # In constant time, so that the answer's delay tells nothing about the token.
+    # Constant-time comparison, so that response times reveal nothing about the token.
     return hmac.compare_digest(
         given.encode("utf-8", "surrogatepass"), expected.encode("utf-8", "surrogatepass")
     )
 
 
 class Guard:
-    """ASGI middleware that turns away every request the rules refuse."""
+    """ASGI middleware that rejects requests that violate the access rules."""
 
     def __init__(self, app: ASGIApp, security: Security) -> None:
         self._app = app
         self._security = security
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, then pass it on or answer it."""
+        """Check a request, then forward it to the app or reject it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -122,6 +123,6 @@ class Guard:
         if refusal is None:
             await self._app(scope, receive, send)
             return
-        # Starlette answers a refused websocket handshake with the same plain HTTP response.
+        # For a websocket handshake, Starlette sends this as a plain HTTP response too.
         response = PlainTextResponse(refusal.reason + "\n", status_code=refusal.status)
         await response(scope, receive, send)

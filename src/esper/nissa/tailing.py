@@ -1,4 +1,4 @@
-"""Following a log file: what is in it, then what is added, across replacement of the file."""
+"""Following a log file: existing lines, then new ones, even if the file is replaced."""
 
 import os
 import time
@@ -27,15 +27,15 @@ class _Head(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineFilter:
-    """Which events are wanted; None is no restriction."""
+    """Selects events by type, env and seq; None means no restriction."""
 
     types: frozenset[str] | None = None
     env_ids: frozenset[int] | None = None
-    """Events of no env always pass, as they do on the live server."""
+    """Events without an env always match, as on the live server."""
     since: int | None = None
 
     def accepts(self, line: bytes) -> bool:
-        """Tell whether a line is wanted; a line that cannot be read is, so that it is seen."""
+        """Check whether a line matches; undecodable lines match, so that they stay visible."""
         if self.types is None and self.env_ids is None and self.since is None:
             return True
         try:
@@ -52,18 +52,18 @@ class LineFilter:
 def follow_file(
     path: Path, *, is_following: bool, wait: Callable[[float], None] = time.sleep
 ) -> Iterator[bytes]:
-    """Yield the lines of a file and, when following, those that come later, without end.
+    """Yield the lines of a file and, if following, lines appended later, indefinitely.
 
     Args:
         path: a log; a compressed one is read once and cannot be followed.
-        is_following: go on after the last line.
-        wait: called with the seconds to wait whenever there is nothing new.
+        is_following: continue after the last line.
+        wait: called with the poll interval in seconds when there is no new line.
     """
     if not is_following:
         yield from (line for line in read_lines(path) if line.strip())
         return
     if path.is_file() and is_compressed(path):
-        raise UnreadableFileError(path, "a compressed file does not grow; leave out -f")
+        raise UnreadableFileError(path, "a compressed file cannot be followed; omit -f")
     follower = _Follower(path)
     try:
         while True:
@@ -77,7 +77,7 @@ def follow_file(
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Keeps its place in a file that grows, shrinks, vanishes or is replaced."""
+    """Tracks the read position in a file that may grow, shrink, disappear or be replaced."""
 
     path: Path
     _stream: BinaryIO | None = None
@@ -95,7 +95,7 @@ class _Follower:
             try:
                 self._stream = self.path.open("rb")
             except FileNotFoundError:
-                return []  # between removal and return of the file
+                return []  # removed and not recreated yet
             except OSError as error:
                 reason = f"cannot be read: {error.strerror}"
                 raise UnreadableFileError(self.path, reason) from None
@@ -110,7 +110,7 @@ class _Follower:
         return [line for line in lines if line.strip()]
 
     def _is_replaced(self, stream: BinaryIO) -> bool:
-        """Tell whether the path names another file now, or one that was cut back."""
+        """Check whether the path now refers to another file, or the file was truncated."""
         try:
             there = self.path.stat()
         except OSError:
@@ -121,7 +121,7 @@ class _Follower:
         )
 
     def close(self) -> None:
-        """Let go of the file; the next call starts at the beginning of whatever is there."""
+        """Close the file; the next read starts at the beginning of the file then at the path."""
         if self._stream is not None:
             self._stream.close()
         self._stream, self._tail, self._offset = None, b"", 0

@@ -1,4 +1,4 @@
-"""The official double of the hub: remembers what was emitted, in memory."""
+"""An in-memory test double of the hub that records emitted events."""
 
 import threading
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ __all__ = ["RecordingHub"]
 
 
 class RecordingHub:
-    """A hub without files: `events` holds what a reader of the log would get."""
+    """A hub without files; `events` contains what a reader of the log would decode."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RecordingHub:
         self._by_channel: dict[Channel, list[Event]] = {channel: [] for channel in Channel}
         self._use = use_hub(self)
         self.failure: TelemetryLostError | None = None
-        """Set it to see what a producer does when the log is lost."""
+        """Set this to simulate a log that cannot be written."""
         self.num_flushes = 0
 
     @property
@@ -56,7 +56,7 @@ class RecordingHub:
 
     @property
     def next_seq(self) -> int:
-        """Return the number that the next event of the run will get."""
+        """Return the seq of the next event of the run."""
         return len(self._by_channel[Channel.RUN])
 
     @property
@@ -70,23 +70,23 @@ class RecordingHub:
         return [event for event in self._by_channel[channel] if event.event_type is event_type]
 
     def wants(self, event_type: EventType) -> bool:
-        """Tell whether an event of this type would be emitted now."""
+        """Check whether the level in force lets events of this type through."""
         return self._gate.wants(event_type)
 
     def escalate_to(self, level: TelemetryLevel | None) -> None:
-        """Let more through for now; None goes back to the configured level."""
+        """Raise the verbosity temporarily; None restores the configured level."""
         self._gate.escalate_to(level)
 
     def emit(
         self, payload: Payload, scope: EventScope = RUN_SCOPE, severity: Severity | None = None
     ) -> int | None:
-        """Remember an event; return its seq, or None if its type is not wanted now."""
+        """Record an event; return its seq, or None if the level in force filters its type out."""
         if type(payload) not in self._gate.wanted:
             return None
         return self._record(Draft(payload, scope, severity))
 
     def publish(self, drafts: Iterable[Draft]) -> None:
-        """Remember several events in order."""
+        """Record several events in order."""
         for draft in drafts:
             if type(draft.payload) in self._gate.wanted:
                 self._record(draft)
@@ -95,11 +95,11 @@ class RecordingHub:
         events = self._by_channel[EVENT_SPECS[event_type_of(draft.payload)].channel]
         with self._lock:
             seq = len(events)
-            # The clock counts events, so that two recordings of the same thing are equal.
+            # The seq serves as timestamp, so that two recordings of the same events are equal.
             event = build_event(
                 draft, seq=seq, ts=float(seq), run_id=self.run_id, group=self._group
             )
-            # Through the wire and back: a payload that no log could hold fails right here.
+            # Encode and decode, so that a payload that cannot be serialised fails here.
             events.append(decode_event(encode_event(event)))
         return seq
 

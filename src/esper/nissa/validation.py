@@ -1,4 +1,4 @@
-"""Checking one run against everything its log promises: CRC, sequence, schema, order, equations."""
+"""Validating a run's log: checksums, sequence, schema, order rules and equations."""
 
 import zlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ OPERATIONAL_NAME: Final = "operational.jsonl"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong with a run."""
+    """One problem found in a run."""
 
     file: str
     line: int | None
@@ -33,26 +33,26 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a check."""
+    """The result of validating a run."""
 
     num_events: int
     num_blocks: int
     """CRC blocks that match."""
     num_uncovered_bytes: int
-    """Whole lines at the end that no CRC block covers yet."""
+    """Bytes at the end that no CRC block covers."""
     num_findings: dict[str, int]
     findings: list[Finding]
     """The first few of each kind."""
 
     @property
     def is_valid(self) -> bool:
-        """Tell whether nothing was found."""
+        """Check whether no problem was found."""
         return not self.num_findings
 
 
 @dataclass(eq=False, slots=True)
 class _Findings:
-    """Gathers findings, counting all and keeping the first few of each kind."""
+    """Collects findings: counts all, stores the first few of each kind."""
 
     counts: dict[str, int] = field(default_factory=dict)
     shown: list[Finding] = field(default_factory=list)
@@ -64,15 +64,15 @@ class _Findings:
 
 
 def validate_run(path: Path) -> Validation:
-    """Check a run directory, or a log on its own."""
+    """Validate a run directory or a standalone log file."""
     logs = find_logs([path])
     if len(logs) > 1:
-        raise UnreadableFileError(path, f"holds {len(logs)} runs; name one of them")
+        raise UnreadableFileError(path, f"contains {len(logs)} runs; name one of them")
     return validate_log(logs[0])
 
 
 def validate_log(log: Path) -> Validation:
-    """Check a log and what lies beside it."""
+    """Validate a log, its checksum file and the operational log next to it."""
     findings = _Findings()
     blocks = _BlockCheck(0, 0)
     crc_path = checksum_path(log)
@@ -98,13 +98,11 @@ class _BlockCheck(NamedTuple):
 
 
 def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck:
-    """Compare every CRC block with the log; blocks must follow each other from offset 0."""
+    """Verify every CRC block against the log; blocks must be contiguous from offset 0."""
     size = log.stat().st_size
     if not crc_path.is_file():
         if size:
-            findings.add(
-                crc_path, None, "crc", "is missing, so nothing vouches for the log's bytes"
-            )
+            findings.add(crc_path, None, "crc", "is missing, so the log's bytes cannot be verified")
         return _BlockCheck(0, size)
     num_matching = expected_start = expected_seq = 0
     with log.open("rb") as stream:
@@ -114,7 +112,7 @@ def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck
                 findings.add(crc_path, number, "crc", message)
                 break
             if not _matches(stream, block):
-                message = f"bytes {block.start} to {block.end} of {log.name} are not what it says"
+                message = f"bytes {block.start} to {block.end} of {log.name} do not match"
                 findings.add(crc_path, number, "crc", message)
             else:
                 num_matching += 1
@@ -125,10 +123,10 @@ def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck
 
 
 def _read_blocks(crc_path: Path, findings: _Findings) -> Iterator[tuple[int, CommitRecord]]:
-    """Yield the rows; a last one without its newline is torn and does not count."""
+    """Yield the rows; an incomplete last row without a newline is ignored."""
     *rows, _ = crc_path.read_bytes().split(b"\n")
     for number, row in enumerate(rows, 1):
-        # Only the one spelling that is ever written passes: a changed letter is damage, too.
+        # Only the canonical spelling is accepted, so any changed character is reported.
         block = parse_commit_record(row)
         if block is None:
             findings.add(crc_path, number, "crc", "is not a row of five numbers")
@@ -151,7 +149,7 @@ def _matches(stream: BinaryIO, block: CommitRecord) -> bool:
 
 
 def _check_lines(path: Path, channel: Channel, findings: _Findings) -> int:
-    """Decode every line strictly and follow the sequence; return the number of events."""
+    """Decode every line strictly and check the sequence; return the number of events."""
     expected_seq = num_lines = num_events = 0
     for chunk in read_chunks(path):
         lines = split_lines(chunk)
@@ -165,11 +163,11 @@ def _check_lines(path: Path, channel: Channel, findings: _Findings) -> int:
             num_events += 1
             if event.seq != expected_seq:
                 what = "is missing" if event.seq > expected_seq else "was expected"
-                message = f"seq {event.seq} stands here, {expected_seq} {what}"
+                message = f"seq {event.seq} found here, {expected_seq} {what}"
                 findings.add(path, number, "seq", message)
             expected_seq = event.seq + 1
             if EVENT_SPECS[event.event_type].channel is not channel:
-                findings.add(path, number, "channel", f"{event.event_type} belongs elsewhere")
+                findings.add(path, number, "channel", f"{event.event_type} is in the wrong log")
         num_lines += len(lines)
     return num_events
 
@@ -178,7 +176,7 @@ def _add_bad_line(
     findings: _Findings, path: Path, number: int, line: bytes, reason: str, *, is_torn: bool
 ) -> None:
     if is_torn:
-        findings.add(path, number, "torn", "the last line has no end; resuming the run cuts it off")
+        findings.add(path, number, "torn", "the last line is incomplete; resuming removes it")
         return
     event = foreign_event(line)
     event_type: str | None = None if event is None else event["event_type"]
@@ -189,7 +187,7 @@ def _add_bad_line(
 
 
 def _check_whole(log: Path, findings: _Findings) -> None:
-    """Check what only a whole log can tell: its end, its order, its equations."""
+    """Check the properties of the log as a whole: its end, order rules and equations."""
     profile = scan_log(ScanTask(path=str(log), with_keys=False)).profile
     if profile.status is None:
         message = "RUN_FINISHED is missing: the run is still going, or it was killed"

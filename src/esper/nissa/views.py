@@ -11,7 +11,7 @@ __all__ = ["VIEWS", "View", "view_sql"]
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """One view: its question and what it selects."""
+    """One view: the question it answers and what it selects."""
 
     name: str
     question: str
@@ -24,7 +24,7 @@ _SCOPE: Final = (
     "run_id, seq, make_timestamp(CAST(ts * 1e6 AS BIGINT)) AS time, "
     "round, step, env_id, episode_id, severity"
 )
-"""UTC without a time zone: DuckDB needs another package to hand a zone to Python."""
+"""UTC as a plain TIMESTAMP: fetching TIMESTAMPTZ in Python would require another package."""
 _ALARMS: Final = tuple(
     spec.event_type
     for spec in EVENT_SPECS.values()
@@ -48,7 +48,7 @@ _ROWS: Final = (
     _of("endings", "how did the run end?", _T.RUN_FINISHED),
     _of("epochs", "how did each env's accuracy and loss evolve?", _T.EPOCH_COMPLETED),
     _of("ppo_updates", "is the policy's update healthy?", _T.PPO_UPDATE_COMPLETED),
-    _of("rounds", "how far has it come, at what accuracy and reward?", _T.BATCH_EPOCH_COMPLETED),
+    _of("rounds", "what accuracy and reward did each round reach?", _T.BATCH_EPOCH_COMPLETED),
     _of("batch_stats", "what grew in each round, which updates were skipped?", _T.BATCH_STATS),
     _of(
         "trends",
@@ -71,7 +71,7 @@ _ROWS: Final = (
         "which proposal and verdict led to which change?",
         _T.MORPHOLOGY_CAUSAL_LOG,
     ),
-    _of("decisions", "what was chosen, how surely, and what became of it?", _T.LAST_ACTION),
+    _of("decisions", "which action was chosen, with what confidence and result?", _T.LAST_ACTION),
     View(
         name="action_distribution",
         question="how often was each op decided in each round, how often did it succeed?",
@@ -128,7 +128,7 @@ _ROWS: Final = (
     ),
     View(
         name="seeds",
-        question="in which stage was each seed at each step, at what alpha and worth?",
+        question="what were each seed's stage, alpha and contribution at each step?",
         sql=(
             f"SELECT {_SCOPE}, item->>'slot_id' AS slot_id, item->>'stage' AS stage, "
             "item->>'blueprint' AS blueprint, CAST(item->>'alpha' AS DOUBLE) AS alpha, "
@@ -145,8 +145,8 @@ _ROWS: Final = (
             f"WHERE event_type IN ({', '.join(repr(item.value) for item in _ALARMS)})"
         ),
     ),
-    _of("rollbacks", "when was a host put back, and why?", _T.GOVERNOR_ROLLBACK),
-    _of("failures", "which envs broke, where and how?", _T.ENV_FAILED),
+    _of("rollbacks", "when was a host rolled back, and why?", _T.GOVERNOR_ROLLBACK),
+    _of("failures", "which envs failed, where and how?", _T.ENV_FAILED),
     _of("episode_outcomes", "how did each episode end, at what size?", _T.EPISODE_OUTCOME),
     View(
         name="topology",
@@ -194,7 +194,7 @@ VIEWS: Final[Mapping[str, View]] = {view.name: view for view in _ROWS}
 
 
 def view_sql(view: View) -> str:
-    """Return the statement that makes a view over the table `lines`."""
+    """Return the statement that creates a view over the table `lines`."""
     return f'CREATE VIEW "{view.name}" AS {view.sql or _fields_sql(view)}'
 
 
@@ -217,7 +217,7 @@ def _columns(spec: EventSpec) -> dict[str, str]:
 
 
 def _column(name: str, kind: str) -> str:
-    """Return the expression that takes a field out of the payload, by the field's type."""
+    """Return the expression that extracts a payload field, cast according to the field's type."""
     if "dict" in kind or "tuple" in kind or "Health" in kind or "Components" in kind:
         return f"data->'{name}'"
     if "float" in kind:

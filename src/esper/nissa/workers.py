@@ -1,7 +1,7 @@
-"""Reading big logs in several processes: a task goes in as JSON, a result comes out as JSON.
+"""Reading large logs in several processes; tasks and results are passed as JSON.
 
-msgspec holds the interpreter's lock while it decodes, so only processes use a second core. A plain
-child with two pipes starts sooner and weighs less than a multiprocessing pool.
+msgspec holds the GIL while it decodes, so only processes use a second core. A plain child process
+starts faster and uses less memory than a multiprocessing pool.
 """
 
 import gc
@@ -29,7 +29,7 @@ _REFUSED: Final = 2
 
 @contextmanager
 def started(task: "CountTask | ScanTask", result: type[Result]) -> Iterator[Callable[[], Result]]:
-    """Start a task in a process of its own; what is yielded waits for its result."""
+    """Start a task in its own process; yield a function that waits for the result."""
     with _start(task) as child:
         try:
             yield partial(_finish, child, result)
@@ -38,7 +38,7 @@ def started(task: "CountTask | ScanTask", result: type[Result]) -> Iterator[Call
 
 
 def run_tasks(tasks: "Sequence[CountTask | ScanTask]", result: type[Result]) -> list[Result]:
-    """Carry out every task in a process of its own and return their results in order."""
+    """Run every task in its own process and return their results in order."""
     with ExitStack() as stack:
         waits = [stack.enter_context(started(task, result)) for task in tasks]
         return [wait() for wait in waits]
@@ -71,7 +71,7 @@ def _work(text: str) -> int:
 def _carry_out(text: str) -> "Tally | Scan":
     if CountTask.__struct_config__.tag == msgspec.json.decode(text, type=_Tag).type:
         return count_part(msgspec.json.decode(text, type=CountTask))
-    # The event table that a scan needs would double the memory of a count.
+    # Imported here because the event table that a scan needs would double a count's memory.
     from esper.nissa.run_profile import ScanTask, scan_log
 
     return scan_log(msgspec.json.decode(text, type=ScanTask))
@@ -82,5 +82,5 @@ class _Tag(msgspec.Struct):
 
 
 if __name__ == "__main__":
-    gc.disable()  # readers make no cycles, and looking for some costs a tenth of the time
+    gc.disable()  # readers create no reference cycles; collection would take a tenth of the time
     sys.exit(_work(sys.argv[1]))
