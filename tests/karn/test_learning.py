@@ -118,7 +118,7 @@ def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / "nowhere", "no such file"),
         (tmp_path / "empty", "expected the directory of a run"),
         (tmp_path / "several", "expected the directory of a run"),
-        (stranger, "does not tell of a run"),
+        (stranger, "has no TRAINING_STARTED event"),
     ):
         with pytest.raises(UnreadableFileError, match=reason) as refused:
             read_learning([path])

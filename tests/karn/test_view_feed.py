@@ -94,7 +94,7 @@ def test_log_that_was_cut_back_is_not_followed_any_further(tmp_path: Path) -> No
     while log.read_more() is not None:
         pass
     log.path.write_bytes(LINES[0] + b"\n")
-    with pytest.raises(UnreadableFileError, match="cut back"):
+    with pytest.raises(UnreadableFileError, match="truncated by a resumed run"):
         log.read_more()
 
 

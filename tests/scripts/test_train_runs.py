@@ -74,7 +74,7 @@ def test_a_run_whose_reader_leaves_is_interrupted_and_can_go_on(tmp_path: Path) 
             process.kill()
 
     assert (process.returncode, told.count("\n")) == (130, 1)
-    assert "the reader of its output has left" in told
+    assert "the reader of its output closed the pipe" in told
     (run_dir,) = tmp_path.iterdir()
     assert validate_run(run_dir).is_valid
     last = json.loads((run_dir / "events.jsonl").read_bytes().splitlines()[-1])

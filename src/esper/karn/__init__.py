@@ -1,1 +1,1 @@
-"""The operator's view: one model of a run, and the console, dashboard and report that show it."""
+"""Monitoring: a view model of a run, and the console, dashboard and report that render it."""

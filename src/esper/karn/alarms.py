@@ -1,4 +1,4 @@
-"""Alarms: events that somebody should know of, folded by kind, kept apart from chatter."""
+"""Alarms: events of severity warning or higher, grouped by type and env."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -17,15 +17,15 @@ _ALARMING: Final = frozenset(item for item in Severity if item.rank >= Severity.
 
 
 class AlarmBoard:
-    """Keeps one row per kind and env; only a graver or newer kind can displace a row."""
+    """Holds one row per event type and env; evicts the oldest of the least severe rows."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int | None], AlarmView] = {}
         self.counts: dict[str, int] = {}
-        """Occurrences by type, rows that were displaced included."""
+        """Occurrences by type, including those of evicted rows."""
 
     def note(self, event: Event) -> None:
-        """Add an alarm or count it to the row that it repeats."""
+        """Add an alarm, or update the row of the same type and env."""
         event_type = event.event_type.value
         self.counts[event_type] = self.counts.get(event_type, 0) + 1
         key = (event_type, event.env_id)
@@ -43,12 +43,13 @@ class AlarmBoard:
             seq=event.seq,
         )
         if len(self._rows) > LIMITS.max_alarms:
-            # Rows stand in order of their last occurrence, so the first mildest is the oldest.
+            # Rows are ordered by last occurrence and min() returns the first of equals, so this
+            # is the oldest of the least severe rows.
             mildest = min(self._rows, key=lambda item: Severity(self._rows[item].severity).rank)
             del self._rows[mildest]
 
     def view(self) -> tuple[AlarmView, ...]:
-        """Return the rows, the newest first."""
+        """Return the rows, newest first."""
         return tuple(reversed(self._rows.values()))
 
 
@@ -59,12 +60,12 @@ def _graver(severity: Severity, earlier: AlarmView | None) -> str:
 
 
 def is_alarm(event: Event) -> bool:
-    """Tell whether an event belongs on the board: by severity, whatever its type."""
+    """Check whether an event is an alarm; depends on its severity only, not on its type."""
     return event.severity in _ALARMING
 
 
 def alarm_text(data: Payload) -> str:
-    """Say in one line what an alarm means."""
+    """Describe an alarm in one line."""
     return _env_alarm_text(data) or _policy_alarm_text(data) or plain_text(data)
 
 
@@ -80,15 +81,15 @@ def _env_alarm_text(data: Payload) -> str | None:
             return f"{data.kind} gradient in {data.slot_id or 'the host'} (norm {_num(data.norm)})"
         case payloads.RewardHackingSuspected():
             return (
-                f"{data.slot_id} may be paid for more than it is worth ({data.pattern}): "
-                f"attributed {_num(data.attributed_pp)} pp, worth {_num(data.contribution_pp)} pp"
+                f"{data.slot_id}: reward may exceed the contribution ({data.pattern}): attributed "
+                f"{_num(data.attributed_pp)} pp, contribution {_num(data.contribution_pp)} pp"
             )
         case payloads.CounterfactualUnavailable():
-            return f"worth of {', '.join(data.slot_ids)} not measured: {data.reason}"
+            return f"contribution of {', '.join(data.slot_ids)} not measured: {data.reason}"
         case payloads.LaneStalled():
-            return f"lane {data.lane} silent for {data.silent_s:.0f} s"
+            return f"lane {data.lane}: no heartbeat for {data.silent_s:.0f} s"
         case payloads.SubscriberLagged():
-            return f"a slow viewer ({data.subscriber}) lost {data.num_dropped} events"
+            return f"slow subscriber {data.subscriber} lost {data.num_dropped} events"
         case payloads.MemoryWarning():
             return f"{data.device} is {data.used_fraction:.0%} full"
     return None
@@ -101,7 +102,7 @@ def _policy_alarm_text(data: Payload) -> str | None:
             return f"probability ratio {_num(data.ratio)}{head} (limit {data.threshold:g})"
         case payloads.ValueCollapseDetected():
             return (
-                f"critic far off: value loss {_num(data.value_loss)}, "
+                f"value function collapsed: value loss {_num(data.value_loss)}, "
                 f"Bellman error {_num(data.bellman_error)} (limit {data.threshold:g})"
             )
         case payloads.NumericalInstabilityDetected():
@@ -118,7 +119,7 @@ def _policy_alarm_text(data: Payload) -> str | None:
                 f"(limit {data.threshold:g}) for {data.consecutive_updates} updates"
             )
         case payloads.KlSpikeDetected():
-            return f"update moved too far: KL {_num(data.kl_divergence)} (limit {data.threshold:g})"
+            return f"KL divergence {_num(data.kl_divergence)} (limit {data.threshold:g})"
         case payloads.LstmAnomalyDetected():
             return f"recurrent state {data.state} {data.kind} (rms {_num(data.rms)})"
         case payloads.PerformanceDegradation():
@@ -134,7 +135,7 @@ def _policy_alarm_text(data: Payload) -> str | None:
 
 
 def plain_text(data: Payload) -> str:
-    """Name the plain fields of a payload that has no sentence of its own."""
+    """List the first string and integer fields of a payload that has no text of its own."""
     fields: Mapping[str, object] = msgspec.structs.asdict(data)
     shown = [f"{name} {value}" for name, value in fields.items() if isinstance(value, str | int)]
     return ", ".join(shown[:4])

@@ -1,4 +1,4 @@
-"""Which envs to look at first, and why: an order that can be explained and does not jitter."""
+"""Ranks envs by how much attention they need, with reasons, in a stable order."""
 
 from collections.abc import Iterable, Iterator
 from statistics import median
@@ -10,14 +10,14 @@ from esper.karn.thresholds import Grade, grade, worst
 __all__ = ["rank_envs"]
 
 PEER_GAP_PP: Final = 10.0
-"""Below the median of the other envs by that much is an outlier."""
+"""An env this far below the median accuracy of all envs is an outlier."""
 
 
 def rank_envs(envs: Iterable[EnvView]) -> tuple[EnvAttention, ...]:
-    """Return the envs with the most reasons for concern first; equals stay in order of their ids.
+    """Return the envs sorted by descending score, then by id.
 
-    A score is a sum of whole numbers, one per reason, so that an env moves only when a reason
-    comes or goes.
+    A score is a sum of fixed integers, one per reason, so that an env changes its place only when
+    a reason appears or disappears.
     """
     views = list(envs)
     measured = [env.accuracy_pct for env in views if env.accuracy_pct is not None]

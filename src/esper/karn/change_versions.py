@@ -1,4 +1,4 @@
-"""Which entry of a section changed when, so that a patch carries only what is new."""
+"""Change tracking for the entries of a section, so that a patch contains only changes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,24 +8,24 @@ __all__ = ["ChangeVersions"]
 
 @dataclass(eq=False, slots=True)
 class ChangeVersions:
-    """Versions of the entries of one section, by key."""
+    """The version at which each entry of one section last changed, by key."""
 
     versions: dict[int, int] = field(default_factory=dict)
     replaced_at: int = -1
-    """Version at which entries were last taken away: older clients start over."""
+    """Version at which entries were last removed; older clients need the whole section."""
 
     def touch(self, key: int, version: int) -> None:
-        """Note that an entry is new or has changed."""
+        """Record that an entry was added or changed."""
         self.versions[key] = version
 
     def drop(self, keys: Iterable[int], version: int) -> None:
-        """Note that entries are gone."""
+        """Record that entries were removed."""
         for key in keys:
             del self.versions[key]
         self.replaced_at = version
 
     def since(self, version: int) -> list[int] | None:
-        """Return the keys a client at this version lacks; None when it has to start over."""
+        """Return the keys changed since a version; None if the client needs the whole section."""
         if version < self.replaced_at or version < 0:
             return None
         return [key for key, changed in self.versions.items() if changed > version]

@@ -1,4 +1,4 @@
-"""The page of a comparison: tables and plots in one file that needs no server."""
+"""The HTML page of a comparison: tables and plots in one self-contained file."""
 
 from collections.abc import Sequence
 from html import escape
@@ -69,14 +69,14 @@ isDark.addEventListener("change", draw);
 
 
 def comparison_page(report: ComparisonReport) -> str:
-    """Return a page that shows a comparison, plotly's script inside it."""
+    """Return a page that shows a comparison, with plotly's script embedded."""
     learning = report.learning
     plots = [*comparison_plots(report), *(learning_plots(learning) if learning else ())]
-    # A name that a user chose must not end the script element that carries it.
+    # Escaped, so that a user-chosen name cannot close the script element that contains it.
     told = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
-    title = f"Who grows best on {escape(report.task)}"
+    title = f"Comparison on {escape(report.task)}"
     front = f"Arms ({FRONT_MARK} on the Pareto front of accuracy against parameters)"
-    costs = "What they did and cost, means per env; wall-clock per run"
+    costs = "Growth and cost: means per env, wall-clock time per run"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -84,8 +84,8 @@ def comparison_page(report: ComparisonReport) -> str:
         f"<p>{escape(_setting(report))}</p>"
         f"{_table(front, scores_table(report))}{_table(costs, costs_table(report))}"
         f"{_table('Differences', differences_table(report))}"
-        "<h2>Accuracy, step by step</h2><p>Means over all envs; bands hold the middle half of the "
-        'runs.</p><div class="plot" id="curves"></div>'
+        "<h2>Accuracy, step by step</h2><p>Means over all envs; bands show the interquartile "
+        'range.</p><div class="plot" id="curves"></div>'
         "<h2>Accuracy against parameters</h2><p>Stars are on the Pareto front; bars are 95 % "
         'intervals.</p><div class="plot" id="front"></div>'
         f"{_learning_section(learning, plots) if learning else ''}"
@@ -101,8 +101,8 @@ def _plotly() -> str:
 
 
 def _setting(report: ComparisonReport) -> str:
-    choices = "likeliest choices" if report.is_greedy else "sampled choices"
-    # Checkpoints are worth a line, and too long for a column.
+    choices = "greedy actions" if report.is_greedy else "sampled actions"
+    # Checkpoint paths are too long for a table column.
     named = [(label, name) for name, label in report.labels().items() if label != name]
     full = "".join(f" {label} is {name}." for label, name in named)
     return (

@@ -1,4 +1,4 @@
-"""The plots of a comparison, in plotly's own words; colours of the page are the page's business."""
+"""The plots of a comparison as plotly figures; the page adds the colours of its theme."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -22,7 +22,7 @@ _PALETTE: Final = (
     "#1f9fb0",
     "#9c7a1e",
 )
-"""Seen on white and on black alike; an arm has the same colour in every plot."""
+"""Readable on light and dark backgrounds; an arm has the same colour in every plot."""
 _BAND_ALPHA: Final = "26"
 _RUN_ALPHA: Final = "80"
 _SMALL_MARGIN: Final = {"t": 32, "r": 12, "l": 40, "b": 40}
@@ -37,12 +37,12 @@ _TITLES: Final[Mapping[str, str]] = {
     "explained_variance": "explained variance of returns",
     "entropy": "entropy of all heads",
 }
-"""Curves in the order in which they are shown."""
+"""Curves in display order."""
 _UPDATE_FIGURES: Final = ("kl_divergence", "value_nrmse", "explained_variance", "entropy")
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """What plotly draws, and into which element."""
+    """A plotly figure and the id of the element it is drawn into."""
 
     id: str
     data: list[_Json]
@@ -50,12 +50,12 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def colour_of(index: int) -> str:
-    """Return the colour of an arm by its place in the report."""
+    """Return the colour of an arm by its index in the report."""
     return _PALETTE[index % len(_PALETTE)]
 
 
 def comparison_plots(report: ComparisonReport) -> list[Plot]:
-    """Return the arms' accuracies step by step, and against the parameters they cost."""
+    """Return plots of the arms' accuracy per step and against the parameters they added."""
     labels = report.labels()
     curves: list[_Json] = []
     points: list[_Json] = []
@@ -93,7 +93,7 @@ def _place_of(curve: LearningCurve) -> str:
 
 
 def titled_curves(learning: LearningReport) -> list[tuple[LearningCurve, str]]:
-    """Return the curves in the order in which they are shown, each with its title."""
+    """Return the curves in display order, each with its title."""
     known = {curve.name: curve for curve in learning.curves}
     return [(known[name], title) for name, title in _TITLES.items() if name in known]
 
@@ -139,7 +139,7 @@ def _band(
     *,
     group: str,
 ) -> list[_Json]:
-    """Return an area between two lines; where nothing was measured there is none."""
+    """Return the area between two lines; steps without a measurement are left out."""
     places = [index for index, value in enumerate(low) if value is not None]
     edge = {
         "type": "scatter",
@@ -198,7 +198,7 @@ def _layout(x_title: str, y_title: str) -> _Json:
         "xaxis": {"title": {"text": x_title, "standoff": 8}},
         "yaxis": {"title": {"text": y_title, "standoff": 8}},
         "margin": {"t": 10, "r": 10, "l": 50, "b": 50},
-        # Above, where it grows away from the axis however narrow the page is.
+        # Above the plot, where it does not overlap the axis on narrow pages.
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         "hovermode": "x unified" if x_title != "parameters added" else "closest",
     }

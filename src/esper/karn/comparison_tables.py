@@ -1,4 +1,4 @@
-"""The tables of a comparison as cells, for whoever shows them: console, page, document."""
+"""The tables of a comparison as text cells, for console, page and document."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,18 +19,18 @@ __all__ = [
 ]
 
 FRONT_MARK = "*"
-"""Behind arms on the Pareto front of accuracy against parameters."""
+"""Marks arms on the Pareto front of accuracy against parameters."""
 
 
 class Table(NamedTuple):
-    """A head and rows of as many cells."""
+    """A header and rows with the same number of cells."""
 
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
 
 
 def scores_table(report: ComparisonReport) -> Table:
-    """Tell how well each arm did."""
+    """Return the accuracy and return of each arm."""
     labels = report.labels()
     rows = [
         (
@@ -46,7 +46,7 @@ def scores_table(report: ComparisonReport) -> Table:
 
 
 def costs_table(report: ComparisonReport) -> Table:
-    """Tell what each arm did and cost, per env; wall-clock per run."""
+    """Return the growth and cost of each arm: means per env, wall-clock time per run."""
     head = (
         *("arm", "parameters", "GFLOP", "at equal FLOP, %", "wall, s"),
         *("germinated", "kept", "pruned", "useful fossils"),
@@ -72,7 +72,7 @@ def costs_table(report: ComparisonReport) -> Table:
 def differences_table(
     report: ComparisonReport, contrasts: Sequence[Contrast] | None = None
 ) -> Table:
-    """Tell by how much arms differ; all of the report's pairs if none are named."""
+    """Return the differences between pairs of arms; None selects all pairs of the report."""
     labels = report.labels()
     rows = [
         (
@@ -89,7 +89,7 @@ def differences_table(
 
 
 def training_table(learning: LearningReport) -> Table:
-    """Tell how the training runs of the policies ended."""
+    """Return the verdict and alarms of each policy's training run."""
     rows = [
         (run.run_id, str(run.seed), str(run.num_rounds), run.verdict, alarms_text(run))
         for run in learning.runs
@@ -98,7 +98,7 @@ def training_table(learning: LearningReport) -> Table:
 
 
 def estimate_text(estimate: Estimate, digits: int = 1) -> str:
-    """Write a figure with its interval."""
+    """Format an estimate with its interval."""
     value, low, high = (
         f"{number:.{digits}f}" for number in (estimate.value, estimate.low, estimate.high)
     )
@@ -106,12 +106,12 @@ def estimate_text(estimate: Estimate, digits: int = 1) -> str:
 
 
 def figure_text(value: float | None) -> str:
-    """Write a figure that may not have been measured."""
+    """Format a number that may be missing."""
     return "-" if value is None else f"{value:.1f}"
 
 
 def alarms_text(run: TrainingRun) -> str:
-    """Say which alarms a training run raised, and how often."""
+    """Format the alarms of a training run with their counts."""
     if not run.alarms:
         return "none"
     return ", ".join(f"{count} {name}" for name, count in run.alarms.items())

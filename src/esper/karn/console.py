@@ -33,27 +33,27 @@ REFRESH_S: Final = 0.25
 
 
 def _ignore() -> None:
-    """Let a closed stream be."""
+    """Ignore a closed stream."""
 
 
 class _Stream(RichConsole):
-    """A console that falls silent when its reader has left, and reports it once."""
+    """A rich console that stops writing after a broken pipe and reports it."""
 
     def __init__(self, *, on_closed: Callable[[], None], **options: Any) -> None:
         super().__init__(**options)
         self._on_closed = on_closed
 
     def on_broken_pipe(self) -> None:
-        """Write nothing any more; rich would leave through SystemExit, past the loop's clean-up."""
+        """Stop writing; rich itself would raise SystemExit and skip the event loop's clean-up."""
         self.quiet = True
         self._on_closed()
 
 
 class Console:
-    """Shows a run to whoever started it. `on_event` may be called from any thread.
+    """Shows the progress of a run on a stream; `on_event` is thread-safe.
 
-    On a terminal `run` keeps a live screen; elsewhere `on_event` writes a line per milestone, so
-    that a pipe or a file gets whole lines and nothing else. Quiet, it says only what is grave.
+    On a terminal, `run` draws a live screen. Otherwise `on_event` writes one line per milestone, so
+    that a pipe or file receives whole lines only. In quiet mode only severe alarms are written.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class Console:
         width: int | None = None,
         height: int | None = None,
     ) -> None:
-        """Write to a stream.
+        """Create a console that writes to a stream.
 
         Args:
-            file: where to; a terminal gets the live screen.
-            is_quiet: write nothing but grave alarms.
-            footer: lines that say where log and dashboard are, below the live screen.
-            final_footer: the lines below the summary; None takes those of the live screen.
-            on_broken_pipe: called, from any thread, when the stream's reader has left.
-            clock: the present, in seconds since the epoch.
-            is_terminal: None asks the stream.
-            width: columns; None asks the terminal.
-            height: lines; None asks the terminal.
+            file: the output stream; a terminal gets the live screen.
+            is_quiet: write nothing but alarms of severity error or higher.
+            footer: lines below the live screen, with the locations of log and dashboard.
+            final_footer: lines below the summary; None uses `footer`.
+            on_broken_pipe: called, from any thread, when the stream's reader has closed it.
+            clock: returns the current time in seconds since the epoch.
+            is_terminal: None detects it from the stream.
+            width: columns; None uses the terminal's width.
+            height: lines; None uses the terminal's height.
         """
         if isinstance(file, io.TextIOWrapper):
-            # A sign that the stream cannot write becomes a question mark, not an end of the run.
+            # Write characters that the encoding lacks as '?' instead of failing the run.
             file.reconfigure(errors="replace")
         self._rich = _Stream(
             on_closed=on_broken_pipe,
@@ -104,11 +104,11 @@ class Console:
 
     @property
     def is_live(self) -> bool:
-        """Tell whether it draws a screen instead of writing lines."""
+        """Check whether the console draws a live screen instead of writing lines."""
         return self._rich.is_terminal and not self._is_quiet
 
     def on_event(self, event: Event) -> None:
-        """Take an event; off a terminal, write a line if it is a milestone."""
+        """Process an event; without a live screen, write a line if it is a milestone."""
         with self._lock:
             self._model.apply(event)
             if not self.is_live:
@@ -142,23 +142,23 @@ class Console:
 
     def _write(self, ts: float, text: str, style: str = "") -> None:
         stamp = time.strftime("%H:%M:%S", time.localtime(ts))
-        # One line per milestone, however long: a pipe is read by lines.
+        # No wrapping: consumers of a pipe expect one line per milestone.
         self._rich.print(Text(f"{stamp}  {text}", style=style), soft_wrap=True)
 
     def snapshot(self) -> Snapshot:
-        """Return the view as seen now."""
+        """Return a snapshot of the view model at the current time."""
         with self._lock:
             return self._model.snapshot(self._clock())
 
     async def run(self) -> None:
-        """Keep the live screen until cancelled; leaves the terminal as it was.
+        """Draw the live screen until cancelled, then restore the terminal.
 
         Consumes: the model. Produces: at most four screens a second. Waits for: the clock.
-        Unblocked by: cancellation. Off a terminal it only waits.
+        Unblocked by: cancellation. Without a live screen it only waits.
         """
         if not self.is_live:
             await anyio.sleep_forever()
-        # What others print meanwhile goes above the screen instead of through it.
+        # Live prints other output to the terminal above the screen instead of into it.
         with Live(console=self._rich, auto_refresh=False, transient=True) as live:
             while True:
                 live.update(self._screen(), refresh=True)
@@ -173,7 +173,7 @@ class Console:
         )
 
     def draw(self) -> None:
-        """Write the screen once, as it is now."""
+        """Draw the current screen once."""
         self._rich.print(self._screen())
 
     def finish(self) -> None:
@@ -182,5 +182,5 @@ class Console:
             return
         self._rich.print(draw_summary(self.snapshot()))
         for line in ("", *self._final_footer) if self._final_footer else ():
-            # Whole, however narrow the terminal: these are to be copied.
+            # No truncation on narrow terminals, so that paths and commands can be copied.
             self._rich.print(Text(line, style="dim"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What the console draws: the live screen, milestone lines and the final summary."""
+"""Rendering for the console: the live screen, milestone lines and the final summary."""
 
 from typing import Final
 
@@ -45,7 +45,7 @@ STATUS_GRADES: Final = {
     "degraded": Grade.WATCH,
 }
 FIXED_LINES: Final = 14
-"""Lines of the screen that are not rows of the env table."""
+"""Screen lines other than the rows of the env table."""
 MIN_ENV_ROWS: Final = 2
 NUM_ALARMS: Final = 3
 NUM_REASONS: Final = 2
@@ -185,14 +185,14 @@ def _alarm_text(alarm: AlarmView, is_ascii: bool) -> Text:
 
 
 def alarm_line(alarm: AlarmView) -> str:
-    """Say an alarm in one line."""
+    """Format an alarm as one line."""
     where = "" if alarm.env_id is None else f"env {alarm.env_id}: "
     times = f" ({alarm.count} times)" if alarm.count > 1 else ""
     return printable(f"{alarm.severity}: {where}{alarm.text}{times}")
 
 
 def start_line(view: Snapshot) -> str:
-    """Say in one line what is being trained."""
+    """Describe in one line what is being trained."""
     assert view.run is not None, "a run has started when its first line is written"
     facts = view.run.facts
     data = "SYNTHETIC data" if facts.data_source == "synthetic" else f"data: {facts.data_source}"
@@ -203,7 +203,7 @@ def start_line(view: Snapshot) -> str:
 
 
 def round_line(view: Snapshot, row: RoundView) -> str:
-    """Say in one line how a round went."""
+    """Summarise a round in one line."""
     low, high = number(row.low_accuracy_pct, ".1f"), number(row.high_accuracy_pct, ".1f")
     parts = [
         f"round {_position(row.round, view.progress.num_rounds)}",
@@ -227,7 +227,7 @@ def _policy_words(policy: PolicyView | None) -> str:
 
 
 def draw_summary(view: Snapshot) -> RenderableType:
-    """Draw what stays on the screen when a run is over: how it went, and what grew."""
+    """Draw the final summary: the outcome of the run and the growth per blueprint."""
     return Group(_overview(view), *_grown(view))
 
 
@@ -254,14 +254,14 @@ def _overview(view: Snapshot) -> RenderableType:
         f"{growth.num_pruned} pruned",
     )
     if view.run is not None and view.run.facts.data_source == "synthetic":
-        table.add_row("data", Text("synthetic: results say nothing about real data", "bold red"))
+        table.add_row("data", Text("synthetic: results do not apply to real data", "bold red"))
     num_alarms = sum(alarm.count for alarm in view.alarms)
     table.add_row("alarms", str(num_alarms) if num_alarms else "none")
     return table
 
 
 def _grown(view: Snapshot) -> list[RenderableType]:
-    """Draw a row per blueprint that was tried, those that were kept most first."""
+    """Draw one row per germinated blueprint, sorted by the number of fossilized seeds."""
     scores = view.growth.blueprints
     if not scores:
         return []

@@ -1,4 +1,4 @@
-"""One env within its current episode: what the grid and the drill-down show of it."""
+"""The state of one env in its current episode, for the env grid and the drill-down."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,12 +22,12 @@ __all__ = ["EnvTrack"]
 
 EMPTY = Stage.DORMANT.name
 ACTIVE = frozenset(stage.name for stage in ACTIVE_STAGES)
-"""Stages in which there is a seed that could be worth something or in trouble."""
+"""Stages in which a slot has a seed with contribution and gradients to measure."""
 
 
 @dataclass(eq=False, slots=True)
 class _Stretch:
-    """A stretch of steps that a slot spends in one stage, still open at its end."""
+    """Consecutive steps that a slot spends in one stage; may still be extended."""
 
     stage: str
     blueprint: str | None
@@ -37,7 +37,7 @@ class _Stretch:
 
 @dataclass(eq=False, slots=True)
 class _Episode:
-    """All that is forgotten when the next episode begins."""
+    """State that is reset when the next episode begins."""
 
     episode_id: int | None = None
     round: int | None = None
@@ -68,7 +68,7 @@ class _Episode:
 
 
 class EnvTrack:
-    """Follows one env; a new episode id clears everything but how the last episode ended."""
+    """Tracks one env; a new episode id resets everything except the previous outcome."""
 
     def __init__(self, env_id: int, slot_ids: tuple[str, ...]) -> None:
         self.env_id = env_id
@@ -77,7 +77,7 @@ class EnvTrack:
         self._now = _Episode()
 
     def enter(self, episode_id: int | None, round_index: int | None, step: int | None) -> None:
-        """Take the position from an event, and start over when it is of another episode."""
+        """Update the position from an event, and reset the state if its episode is new."""
         if episode_id is not None and episode_id != self._now.episode_id:
             self.previous = self._now.outcome or self.previous
             self._now = _Episode(episode_id=episode_id, round=round_index)
@@ -87,7 +87,7 @@ class EnvTrack:
     # --- Events ----------------------------------------------------------------------------------
 
     def note_epoch(self, data: payloads.EpochCompleted) -> None:
-        """Take accuracies and the state of all slots."""
+        """Update accuracy, loss and the state of all slots."""
         now = self._now
         step = now.step or 0
         now.loss = data.val_loss
@@ -102,7 +102,7 @@ class EnvTrack:
             self._extend_lane(slot_id, step)
 
     def _extend_lane(self, slot_id: str, step: int) -> None:
-        """Add this step to a slot's swim-lane, in a new stretch if the stage is another one."""
+        """Add this step to a slot's swim-lane; a new stage or blueprint starts a new stretch."""
         slot = self._now.slots.get(slot_id) or _empty_slot(slot_id)
         lane = self._now.lanes.setdefault(slot_id, [])
         last = lane[-1] if lane else None
@@ -114,7 +114,7 @@ class EnvTrack:
             last.alphas.append(slot.alpha)
 
     def note_action(self, data: payloads.LastAction) -> None:
-        """Take the decision of this step and its reward."""
+        """Record the action of this step and its reward."""
         now = self._now
         head = data.heads.get("op")
         now.actions.append(
@@ -139,21 +139,21 @@ class EnvTrack:
                 now.components[name] = now.components.get(name, 0.0) + value
 
     def note_matrix(self, data: payloads.CounterfactualMatrixComputed) -> None:
-        """Take what the seeds are worth."""
+        """Record the accuracies measured for each coalition of seeds."""
         self._now.matrix, self._now.matrix_step = data, self._now.step
         self._now.unavailable_reason = None
 
     def note_unavailable(self, data: payloads.CounterfactualUnavailable) -> None:
-        """Forget what seeds were worth: it could not be measured this time."""
+        """Discard the coalition accuracies, because the latest measurement failed."""
         self._now.matrix = self._now.matrix_step = None
         self._now.unavailable_reason = data.reason
 
     def note_shapley(self, data: payloads.ShapleyComputed) -> None:
-        """Take the attribution at the end of the episode."""
+        """Record the Shapley values."""
         self._now.shapley = {value.slot_id: value.mean_pp for value in data.values}
 
     def note_germinated(self, data: payloads.SeedGerminated) -> None:
-        """Show the new seed before the next validation."""
+        """Record a new seed, so that it is visible before the next validation."""
         self._now.num_germinated += 1
         self._now.slots[data.slot_id] = msgspec.structs.replace(
             _empty_slot(data.slot_id),
@@ -164,7 +164,7 @@ class EnvTrack:
         )
 
     def note_stage(self, data: payloads.SeedStageChanged) -> None:
-        """Show the new stage before the next validation."""
+        """Record a stage change, so that it is visible before the next validation."""
         if data.to_stage == EMPTY:
             self._now.slots.pop(data.slot_id, None)
             return
@@ -174,11 +174,11 @@ class EnvTrack:
         )
 
     def note_fossilized(self) -> None:
-        """Count a seed that was kept."""
+        """Count a fossilized seed."""
         self._now.num_fossilized += 1
 
     def note_pruned(self) -> None:
-        """Count a seed that was removed."""
+        """Count a pruned seed."""
         self._now.num_pruned += 1
 
     def note_rollback(self) -> None:
@@ -186,11 +186,11 @@ class EnvTrack:
         self._now.num_rollbacks += 1
 
     def note_failure(self, data: payloads.EnvFailed) -> None:
-        """Remember why the env was quarantined."""
+        """Record why the env was quarantined."""
         self._now.failure = f"{data.error_type} in {data.phase}: {data.message}"
 
     def note_outcome(self, data: payloads.EpisodeOutcome) -> None:
-        """Take how the episode ended; its reward is the one after penalties."""
+        """Record the outcome of the episode; its total reward includes penalties."""
         self._now.outcome = OutcomeView(
             status=data.status,
             final_accuracy_pct=data.final_accuracy_pct,
@@ -212,11 +212,11 @@ class EnvTrack:
 
     @property
     def episode_id(self) -> int | None:
-        """Return the episode that is under way."""
+        """Return the id of the current episode."""
         return self._now.episode_id
 
     def view(self) -> EnvView:
-        """Return the env as the grid shows it."""
+        """Return the env for the grid."""
         now = self._now
         since_best = 0 if now.best_step is None else (now.step or 0) - now.best_step
         return EnvView(
@@ -260,7 +260,7 @@ class EnvTrack:
         return "running"
 
     def detail(self) -> EnvDetail:
-        """Return the env as the drill-down shows it."""
+        """Return the env for the drill-down."""
         now, matrix = self._now, self._now.matrix
         return EnvDetail(
             env_id=self.env_id,
@@ -312,7 +312,7 @@ def _empty_slot(slot_id: str) -> SlotView:
 
 def _slot_view(seed: payloads.SeedSnapshot) -> SlotView:
     flags = (seed.has_vanishing_gradient, seed.has_exploding_gradient)
-    # The last reading outlives the seed; a slot that cools down has no gradient any more.
+    # The payload keeps the last measured values after pruning; a slot in cooldown has no gradient.
     is_measured = seed.stage in ACTIVE and None not in flags
     return SlotView(
         slot_id=seed.slot_id,

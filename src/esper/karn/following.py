@@ -1,4 +1,4 @@
-"""Following a run directory that another process writes, or has written."""
+"""Following the log of a run directory that another process writes or has written."""
 
 import os
 from bisect import bisect_right
@@ -25,26 +25,26 @@ POLL_S: Final = 0.2
 
 @dataclass(eq=False, slots=True)
 class FollowedLog:
-    """A log as far as its whole lines have been seen; never writes to it."""
+    """A read-only view of a log, up to the last complete line that has been read."""
 
     path: Path
     num_bytes: int = 0
-    """Seen, and whole."""
+    """Bytes of complete lines read so far."""
     next_seq: int = 0
     _places: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
-    """Seq and offset of the beginning of every chunk."""
+    """Seq and offset of the start of every chunk, in ascending order."""
 
     def offset_before(self, seq: int) -> tuple[int, int]:
-        """Return the nearest known place at or before an event: its seq and its offset."""
+        """Return the seq and offset of the nearest chunk start at or before an event."""
         return self._places[max(bisect_right(self._places, (seq, 1 << 62)) - 1, 0)]
 
     def read_more(self) -> Block | None:
-        """Return the whole lines that follow what has been seen; None while there are none."""
+        """Return the next complete lines; None if there are none yet."""
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self.num_bytes:
                     raise UnreadableFileError(
-                        self.path, "the log was cut back by a resumed run; start again"
+                        self.path, "the log was truncated by a resumed run; start again"
                     )
                 file.seek(self.num_bytes)
                 data = file.read(CHUNK_BYTES)
@@ -52,7 +52,7 @@ class FollowedLog:
                     whole, newline, _ = data.rpartition(b"\n")
                     data = whole + newline if newline else data + file.readline()
         except FileNotFoundError:
-            return None  # a run that is about to begin
+            return None  # not created yet
         except OSError as error:
             raise UnreadableFileError(self.path, error.strerror or str(error)) from None
         if not data.endswith(b"\n"):
@@ -65,7 +65,7 @@ class FollowedLog:
 
 
 def open_source(run_dir: Path) -> LiveSource:
-    """Return a run directory as its subscribers see it; `follow` keeps it going."""
+    """Return a live source for a run directory; run `follow` to publish its events."""
     path = run_dir / EVENTS_FILE
     if not path.is_file():
         raise UnreadableFileError(run_dir, f"no {EVENTS_FILE} here; expected a run directory")
@@ -89,18 +89,19 @@ def _run_id_of(path: Path) -> str:
 
 
 def _ignore_lag(_: SubscriberLagged) -> None:
-    """Tell nobody: the run whose log this is may be over."""
+    """Discard lag reports: this process does not write the log."""
 
 
 async def follow(source: LiveSource) -> None:
-    """Publish what is added to a followed log.
+    """Publish lines as they are appended to a followed log.
 
     Consumes: the file. Produces: blocks on the source's feed. Waits for: the file to grow.
     Unblocked by: cancellation.
     """
     log = source.log
-    assert isinstance(log, FollowedLog), "only a followed log has to be followed"
+    assert isinstance(log, FollowedLog), "the source must come from open_source"
     while True:
+        # Polled, because the writing process has no means to wake this one.
         block = await anyio.to_thread.run_sync(log.read_more)
         if block is None:
             await anyio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""How numbers, times and foreign texts are written on a terminal; missing is a dash, never zero."""
+"""Formatting of numbers, durations and untrusted text for terminals; missing values are dashes."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ STAGE_LABELS: Final = {
 
 
 def number(value: float | None, pattern: str = ".2f", unit: str = "") -> str:
-    """Write a number, or a dash for one that was never measured."""
+    """Format a number; a dash if it was not measured."""
     return MISSING if value is None else f"{value:{pattern}}{unit}"
 
 
 def duration(seconds: float | None) -> str:
-    """Write a span of time in at most two units."""
+    """Format a duration with at most two units."""
     if seconds is None:
         return MISSING
     if seconds < 60:
@@ -41,7 +41,7 @@ def duration(seconds: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], *, is_ascii: bool = False) -> str:
-    """Draw values as a row of blocks; a missing one is a gap."""
+    """Render values as a row of block characters; missing values are spaces."""
     blocks = _ASCII_BLOCKS if is_ascii else _BLOCKS
     known = [value for value in values if value is not None]
     if not known:
@@ -54,5 +54,5 @@ def sparkline(values: Sequence[float | None], *, is_ascii: bool = False) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace what could steer a terminal, such as escape sequences, by a visible sign."""
+    """Replace control characters, such as those of escape sequences, with a visible dot."""
     return "".join("·" if unicodedata.category(char)[0] == "C" else char for char in text)

@@ -1,4 +1,4 @@
-"""How policies learned: the logs of training runs side by side, round by round."""
+"""Learning curves: training runs aligned by round, with mean and range."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ _UPDATE_FIGURES: Final = ("kl_divergence", "value_nrmse", "explained_variance", 
 
 
 def read_learning(paths: Sequence[Path]) -> LearningReport:
-    """Read the logs of training runs, each named by its directory or its log."""
+    """Read the logs of training runs, each given by its run directory or log file."""
     models = [_model_at(path) for path in paths]
     rounds = [{row.round: row for row in model.snapshot().rounds} for model in models]
     readings: dict[str, _Reading] = {name: partial(_of_round, name) for name in _ROUND_FIGURES}
@@ -38,18 +38,18 @@ def read_learning(paths: Sequence[Path]) -> LearningReport:
 
 def _model_at(path: Path) -> ViewModel:
     run_dir = run_directory_at(path)
-    # A directory of several runs is none of them.
+    # Reject a directory of several runs.
     if not any(run_dir.glob(f"{EVENTS_FILE}*")):
         raise UnreadableFileError(path, f"no {EVENTS_FILE} here; expected the directory of a run")
     model = read_run(run_dir)
     if model.snapshot().run is None:
-        raise UnreadableFileError(path, "its log does not tell of a run")
+        raise UnreadableFileError(path, "its log has no TRAINING_STARTED event")
     return model
 
 
 def _run_of(model: ViewModel) -> TrainingRun:
     view = model.snapshot()
-    assert view.run is not None, "logs without a run are refused"
+    assert view.run is not None, "_model_at rejects logs without a run"
     return TrainingRun(
         run_id=view.run.run_id,
         task=view.run.facts.task,
@@ -78,7 +78,7 @@ def _of_head(head: str, row: RoundView) -> float | None:
 
 
 _Rounds = Sequence[Mapping[int, RoundView]]
-"""Run by run, by the number of the round."""
+"""One mapping per run, keyed by round index."""
 
 
 def _heads_of(rounds: _Rounds) -> list[str]:
@@ -105,6 +105,6 @@ def _curve(name: str, read: _Reading, rounds: _Rounds) -> LearningCurve:
 
 
 def _series(read: _Reading, run: Mapping[int, RoundView]) -> tuple[float | None, ...]:
-    """Return a run's values up to the last round that has one."""
+    """Return a run's values by round, up to the last round that has a value."""
     values = {index: value for index, row in run.items() if (value := read(row)) is not None}
     return tuple(values.get(index) for index in range(max(values, default=-1) + 1))

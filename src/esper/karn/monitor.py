@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes on: the console, and the server where one is asked for."""
+"""Monitoring of a live run: the console, and the dashboard server if requested."""
 
 import contextlib
 import logging
@@ -34,7 +34,7 @@ class _BoundServer:
 
     @property
     def url(self) -> str:
-        """Return where a browser finds the dashboard."""
+        """Return the URL of the dashboard, including the token."""
         port = self.listener.getsockname()[1]
         token = self.security.token
         query = "" if token is None else f"?token={quote(token, safe='')}"
@@ -43,7 +43,7 @@ class _BoundServer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMonitor:
-    """Runs beside a run: keeps the view up to date, draws the console, serves the dashboard."""
+    """Runs alongside a run: updates the view, draws the console, serves the dashboard."""
 
     output: TextIO | None
     """Where progress is printed; None prints nothing."""
@@ -51,14 +51,14 @@ class RunMonitor:
     server: _BoundServer | None
 
     async def __call__(self, hub: TelemetryHub, request_stop: Callable[[str], None]) -> None:
-        """Show the run to its last event, then sum it up.
+        """Show the run until its last event, then print the summary.
 
         Consumes: the run's log. Produces: screens, pages, live frames. Waits for: the end of the
         log. Unblocked by: the hub when it is closed, or cancellation.
 
         Args:
-            hub: the run's.
-            request_stop: asks for the end of the run when the reader of its output has left.
+            hub: the hub of the run.
+            request_stop: called to stop the run when the reader of its output closes the pipe.
         """
         console = None if self.output is None else self._console(self.output, hub, request_stop)
         listeners = () if console is None else (console.on_event,)
@@ -79,14 +79,14 @@ class RunMonitor:
         if traces is not None:
             where.append(f"traces     {traces}")
         address = () if self.server is None else (f"dashboard  {self.server.url}",)
-        # By then the server is gone.
+        # The summary is printed after the server has stopped.
         again = () if self.server is None else (f"dashboard  {serve_command(hub.run_dir)}",)
         return Console(
             output,
             is_quiet=self.run.quiet,
             footer=(*where, *address),
             final_footer=(*where, *again),
-            on_broken_pipe=partial(request_stop, "the reader of its output has left"),
+            on_broken_pipe=partial(request_stop, "the reader of its output closed the pipe"),
         )
 
     async def _serve(self, server: _BoundServer, hub: TelemetryHub, feed: ViewFeed) -> None:
@@ -100,7 +100,7 @@ class RunMonitor:
 
 
 async def _show(console: Console, feed: ViewFeed) -> None:
-    """Keep the screen until the last event is on it, then write the summary."""
+    """Draw the live screen until the last event has been read, then write the summary."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(console.run)
         await feed.run()
@@ -109,7 +109,7 @@ async def _show(console: Console, feed: ViewFeed) -> None:
 
 
 def build_monitor(run: RunOptions, output: TextIO | None) -> RunMonitor:
-    """Prepare what is shown of a run; an address that cannot be had is an error now."""
+    """Build the monitor of a run and bind its server; raise UsageError if binding fails."""
     server = None
     if run.serve is not None:
         address = ServerAddress.parse(run.serve)
@@ -127,7 +127,7 @@ def _announce(line: str, output: TextIO | None) -> None:
     if output is None:
         logging.getLogger(__name__).info(line)
         return
-    # A reader who has left already is noticed by the console.
+    # The console detects and reports a broken pipe itself.
     with contextlib.suppress(BrokenPipeError):
         output.write(f"{line}\n")
         output.flush()

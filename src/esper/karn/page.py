@@ -1,7 +1,7 @@
-"""The dashboard's page: its files, how they name each other, and the policy they run under.
+"""The dashboard's page: its files, their import map and the Content-Security-Policy.
 
-The scripts import each other by name (`esper/format`); an import map says where each one is: at a
-versioned address on the live server, inside the file itself in a report.
+The scripts import each other by name (`esper/format`); an import map resolves each name to a
+versioned URL on the live server, or to a data URL embedded in a report.
 """
 
 import base64
@@ -42,7 +42,7 @@ _TAIL_MARK: Final = "<!--TAIL-->"
 
 @cache
 def asset(name: str) -> bytes | None:
-    """Return one of the page's files, plotly's script among them; None for any other name."""
+    """Return one of the page's files or plotly's script; None for any other name."""
     if name == PLOTLY_NAME:
         return files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
     known = {"style.css", *(f"{module}.js" for module in MODULES)}
@@ -55,26 +55,26 @@ def _own_file(name: str) -> bytes:
 
 @cache
 def asset_version(name: str) -> str:
-    """Return what changes whenever a file's content does."""
+    """Return a hash of a file's content."""
     content = asset(name)
-    assert content is not None, f"no file of the page is called {name!r}"
+    assert content is not None, f"the page has no file {name!r}"
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 class LivePage(msgspec.Struct, frozen=True):
-    """The page of the live server and the import map that its policy has to name."""
+    """The page of the live server, and its import map, whose hash the policy must contain."""
 
     html: str
     import_map: str
 
 
 def serve_command(run_dir: Path) -> str:
-    """Return the command that shows a run in a browser, whether it is over or not."""
+    """Return the command that serves the dashboard of a running or finished run."""
     return f"esper-telemetry serve {shlex.quote(str(run_dir))}"
 
 
 def live_page(address_of: Callable[[str], str], run_dir: Path) -> LivePage:
-    """Return the page of a run, whose files are at the addresses that `address_of` gives."""
+    """Return the page of a run; `address_of` maps a file name to its URL."""
     import_map = _import_map(address_of)
     head = (
         f'<link rel="stylesheet" href="{_attribute(address_of("style.css"))}">'
@@ -90,10 +90,10 @@ def live_page(address_of: Callable[[str], str], run_dir: Path) -> LivePage:
 
 
 def self_contained_page(embedded: bytes) -> str:
-    """Return the page with every file and a view's JSON inside it."""
+    """Return the page with all files and a view's JSON embedded."""
     import_map = _import_map(_data_address)
     script = _text(PLOTLY_NAME).replace("</script", "<\\/script")
-    # Inside a script element only `<` could end the JSON early.
+    # Inside a script element, only `<` could terminate the JSON early.
     view = embedded.decode().replace("<", "\\u003c")
     tail = (
         f'<script type="application/json" id="embedded-view">{view}</script>'
@@ -116,14 +116,14 @@ def _data_address(name: str) -> str:
 
 @cache
 def _map_styles() -> str:
-    """Return stand-ins for the styles of maps, which plotly would add inline and no panel needs."""
+    """Return placeholders that keep plotly from adding inline styles for maps, which are unused."""
     names = re.findall(r'getElementById\("([0-9a-f]{64})"\)', _text(PLOTLY_NAME))
     return "".join(f'<template id="{name}"></template>' for name in sorted(set(names)))
 
 
 def _text(name: str) -> str:
     content = asset(name)
-    assert content is not None, f"no file of the page is called {name!r}"
+    assert content is not None, f"the page has no file {name!r}"
     return content.decode()
 
 
@@ -137,12 +137,12 @@ def _attribute(text: str) -> str:
 
 
 def script_policy(import_map: str) -> str:
-    """Return the Content-Security-Policy: own files only, and this one inline import map."""
+    """Return the Content-Security-Policy: only own files and this inline import map."""
     return "; ".join(
         (
             "default-src 'none'",
             f"script-src 'self' 'sha256-{_digest(import_map)}'",
-            # plotly fills an empty style element rule by rule; this is the digest of nothing.
+            # plotly inserts an empty style element and adds rules to it; allow the empty digest.
             f"style-src 'self' 'sha256-{_digest('')}'",
             "img-src 'self' data:",
             "connect-src 'self'",

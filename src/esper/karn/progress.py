@@ -1,4 +1,4 @@
-"""How far a run is, how fast it goes, and how long its pauses usually are."""
+"""Progress of a run: position, rate, estimated time left and usual pauses between events."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from esper.leyline.telemetry import Event
 __all__ = ["ProgressTrack"]
 
 MAX_USUAL_PAUSE_S: Final = 300.0
-"""A pause beyond that is a resume or a suspended machine, not the run's own pace."""
+"""Longer pauses come from a resume or a suspended machine, so they are capped at this."""
 
 
 @dataclass(eq=False, slots=True)
 class ProgressTrack:
-    """Positions and clocks. A position counts steps from the start of the run."""
+    """Tracks positions and timestamps; a position counts steps from the start of the run."""
 
     facts: TrainingStarted | None = None
     finish: RunFinished | None = None
@@ -33,10 +33,10 @@ class ProgressTrack:
     )
     longest_pause_s: float = 0.0
     longest_pause_before_s: float = 0.0
-    """Of the round before, so that a pause once per round is not forgotten in between."""
+    """From the previous round, so that a pause once per round still counts in the next one."""
 
     def note(self, event: Event) -> None:
-        """Take clock and position from any event of the run."""
+        """Update time and position from any event of the run."""
         if self.started_ts is None:
             self.started_ts = event.ts
         if self.last_ts is not None:
@@ -54,7 +54,7 @@ class ProgressTrack:
         self._note_position(event.ts)
 
     def complete_rounds(self, count: int, ts: float) -> None:
-        """Note that this many rounds are over."""
+        """Record that this many rounds are complete."""
         self.rounds_completed = max(self.rounds_completed, count)
         self._note_position(ts)
 
@@ -71,14 +71,14 @@ class ProgressTrack:
         return max(done, reached)
 
     def _steps_per_s(self) -> float | None:
-        """Return steps of the run per second over the recent positions."""
+        """Return the run's steps per second over the recent positions."""
         if len(self.positions) < 2:
             return None
         (first_ts, first), (last_ts, last) = self.positions[0], self.positions[-1]
         return (last - first) / (last_ts - first_ts) if last_ts > first_ts else None
 
     def view(self, accuracy_pct: float | None, best_accuracy_pct: float | None) -> ProgressView:
-        """Return how far the run is."""
+        """Return the progress of the run."""
         facts, finish = self.facts, self.finish
         position, rate = self._position(), self._steps_per_s()
         total = None if facts is None else facts.num_rounds * facts.num_steps

@@ -1,4 +1,4 @@
-"""The report: the dashboard's page with a whole run inside, in one file that needs no server."""
+"""The report: the dashboard's page with the data of a run, as one self-contained file."""
 
 from pathlib import Path
 from typing import Final
@@ -21,18 +21,18 @@ NOT_COMPARED: Final = "Not compared with a baseline; 'report --baseline FILE' do
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a report is filled with."""
+    """The data embedded in the page of a report."""
 
     view: Patch
     details: dict[int, EnvDetail]
     """The drill-down of every env."""
     manifest: RunManifest | None
     baseline: str
-    """What the comparison with a baseline said."""
+    """The result of the comparison with a baseline."""
 
 
 def write_report(run_dir: Path, output: Path, baseline: Path | None = None) -> None:
-    """Write the report of a run, finished or not."""
+    """Write the report of a running or finished run."""
     page = self_contained_page(msgspec.json.encode(build_report(run_dir, baseline)))
     try:
         output.write_text(page, encoding="utf-8")
@@ -42,7 +42,7 @@ def write_report(run_dir: Path, output: Path, baseline: Path | None = None) -> N
 
 
 def build_report(run_dir: Path, baseline: Path | None = None) -> Report:
-    """Gather what a report shows, as of the run's last event."""
+    """Collect the data of a report as of the run's last event."""
     model = read_run(run_dir)
     snapshot = model.snapshot()
     details = {env.env_id: model.detail(env.env_id) for env in snapshot.envs}
@@ -63,7 +63,7 @@ def _verdict(difference: Difference) -> str:
 
 
 def run_directory_at(path: Path) -> Path:
-    """Return the run directory that a path names, itself or through its log."""
+    """Return the run directory of a path that is either the directory or its log."""
     if not path.exists():
         raise UnreadableFileError(path, "no such file or directory")
     return path.parent if path.name.startswith(EVENTS_FILE) else path

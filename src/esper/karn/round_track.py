@@ -1,4 +1,4 @@
-"""Rounds and the steps of the round under way, kept within bounds by thinning."""
+"""Rows per round, and per step of the current round, bounded in number by thinning."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class RoundTrack:
-    """One row per round; with too many, the older half is thinned."""
+    """Holds one row per round; above a limit, the older half is thinned."""
 
     marks: ChangeVersions = field(default_factory=ChangeVersions)
     rows: dict[int, RoundView] = field(default_factory=dict)
     best_mean_pct: float | None = None
-    """Best round mean ever, thinned rounds included."""
+    """Best mean accuracy of any round, including thinned rounds."""
 
     def _update(self, round_index: int, version: int, **changes: object) -> None:
         if round_index not in self.rows:
@@ -33,7 +33,7 @@ class RoundTrack:
         _thin(self.rows, self.marks, version)
 
     def note_batch(self, index: int, data: payloads.BatchEpochCompleted, version: int) -> None:
-        """Take accuracies and rewards over the envs."""
+        """Record accuracies and rewards over the envs."""
         mean = data.mean_accuracy_pct
         if mean is not None:
             self.best_mean_pct = (
@@ -54,7 +54,7 @@ class RoundTrack:
         )
 
     def note_stats(self, index: int, data: payloads.BatchStats, version: int) -> None:
-        """Take growth and whether the policy was updated."""
+        """Record growth and whether the policy was updated."""
         self._update(
             index,
             version,
@@ -66,16 +66,16 @@ class RoundTrack:
         )
 
     def note_actions(self, index: int, data: payloads.ActionDistribution, version: int) -> None:
-        """Take the action mix."""
+        """Record the action mix."""
         mix = ActionMix(counts=data.counts, successes=data.successes)
         self._update(index, version, actions=mix)
 
     def note_update(self, index: int, data: payloads.PPOUpdateCompleted, version: int) -> None:
-        """Take the health of the policy's update."""
+        """Record the metrics of the policy's update."""
         self._update(index, version, policy=_policy_view(data))
 
     def note_throughput(self, index: int, data: payloads.Throughput, version: int) -> None:
-        """Take how fast the round went."""
+        """Record the throughput of the round."""
         self._update(
             index,
             version,
@@ -97,25 +97,25 @@ class RoundTrack:
         return 0 if row is None else int(getattr(row, name))
 
     def complete(self) -> list[RoundView]:
-        """Return the rounds that are over, in order."""
+        """Return the completed rounds in order."""
         return [row for row in self.rows.values() if row.mean_reward is not None]
 
     def latest_policy(self) -> PolicyView | None:
-        """Return the newest update."""
+        """Return the latest policy update."""
         updates = (row.policy for row in reversed(self.rows.values()) if row.policy is not None)
         return next(updates, None)
 
 
 @dataclass(eq=False, slots=True)
 class StepTrack:
-    """Mean and band of the accuracies, step by step; starts over with each round."""
+    """Tracks mean and range of the accuracies per step; reset at the start of each round."""
 
     marks: ChangeVersions = field(default_factory=ChangeVersions)
     round: int | None = None
     rows: dict[int, StepView] = field(default_factory=dict)
 
     def note(self, round_index: int, step: int, accuracy_pct: float | None, version: int) -> None:
-        """Take one env's accuracy."""
+        """Add one env's accuracy to the running mean of its step."""
         if round_index != self.round:
             self.marks.drop(list(self.rows), version)
             self.rows.clear()
@@ -137,7 +137,7 @@ class StepTrack:
 
 
 def _thin(rows: dict[int, T], marks: ChangeVersions, version: int) -> None:
-    """Drop every second row of the older half when there are too many; recent ones stay whole."""
+    """Above the limit, drop every second row of the older half; recent rows are all kept."""
     if len(rows) > LIMITS.max_rounds:
         dropped = list(rows)[1 : LIMITS.max_rounds // 2 : 2]
         for key in dropped:

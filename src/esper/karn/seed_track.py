@@ -1,4 +1,4 @@
-"""The lives of seeds, from germination to their fate."""
+"""Lifecycles of seeds, from germination to their final state."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from esper.leyline.telemetry import Event
 __all__ = ["SeedTrack"]
 
 MAX_STAGES = 64
-"""Stages kept of one life; a seed may go between blending and holding for long."""
+"""Stages stored per seed; a seed may alternate between BLENDING and HOLDING many times."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,16 +33,16 @@ class _Life:
 
 @dataclass(eq=False, slots=True)
 class SeedTrack:
-    """The newest lives, numbered in order of germination."""
+    """Tracks the most recent seeds, numbered in order of germination."""
 
     marks: ChangeVersions = field(default_factory=ChangeVersions)
     _lives: dict[int, _Life] = field(default_factory=dict)
     _growing: dict[tuple[int, str], int] = field(default_factory=dict)
-    """Number of the life that a slot of an env holds."""
+    """Number of the current seed by env and slot."""
     _next: int = 0
 
     def germinate(self, event: Event, data: payloads.SeedGerminated, version: int) -> None:
-        """Begin a life."""
+        """Record a new seed."""
         env_id, step = event.env_id or 0, event.step or 0
         number, self._next = self._next, self._next + 1
         self._lives[number] = _Life(
@@ -62,7 +62,7 @@ class SeedTrack:
             self._forget(version)
 
     def _forget(self, version: int) -> None:
-        """Drop the oldest quarter at once, so that clients seldom have to start over."""
+        """Drop the oldest quarter at once, so that clients rarely need the whole section again."""
         oldest = list(self._lives)[: LIMITS.max_seeds // 4]
         for number in oldest:
             del self._lives[number]
@@ -70,36 +70,36 @@ class SeedTrack:
         self.marks.drop(oldest, version)
 
     def change_stage(self, event: Event, data: payloads.SeedStageChanged, version: int) -> None:
-        """Go on to another stage."""
+        """Record a stage change."""
         life = self._touched(event, data.slot_id, version)
-        # What follows a prune is the slot's cooldown, no longer the seed's life.
+        # Stages after a prune belong to the slot's cooldown, not to the seed.
         if life is not None and life.fate != "pruned" and len(life.stages) < MAX_STAGES:
             life.stages.append((data.to_stage, event.step or 0))
         if data.to_stage == Stage.DORMANT.name:
             self._growing.pop((event.env_id or 0, data.slot_id), None)
 
     def fossilize(self, event: Event, data: payloads.SeedFossilized, version: int) -> None:
-        """End a life well."""
+        """Record that a seed was fossilized."""
         life = self._touched(event, data.slot_id, version)
         if life is not None:
             life.fate, life.contribution_pp = "fossilized", data.contribution_pp
 
     def prune(self, event: Event, data: payloads.SeedPruned, version: int) -> None:
-        """End a life early."""
+        """Record that a seed was pruned."""
         life = self._touched(event, data.slot_id, version)
         if life is not None:
             life.fate, life.contribution_pp = "pruned", data.contribution_pp
             life.reason = f"{data.initiator}: {data.reason}"
 
     def note_epoch(self, event: Event, data: payloads.EpochCompleted, version: int) -> None:
-        """Take what the growing seeds of an env are worth."""
+        """Update the contributions of an env's seeds."""
         for seed in data.seeds:
             life = self._touched(event, seed.slot_id, version)
             if life is not None and life.fate != "pruned":
                 life.contribution_pp = seed.contribution_pp
 
     def end_episode(self, event: Event, version: int) -> None:
-        """Close what an env still grew when its episode ended."""
+        """Mark seeds that were still growing as ended with their episode."""
         for env_id, slot_id in list(self._growing):
             if env_id == event.env_id:
                 life = self._touched(event, slot_id, version)
@@ -118,7 +118,7 @@ class SeedTrack:
         return life
 
     def view(self, number: int) -> SeedView:
-        """Return one life."""
+        """Return the lifecycle of one seed."""
         life = self._lives[number]
         return SeedView(
             seed_id=life.seed_id,
@@ -135,5 +135,5 @@ class SeedTrack:
         )
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the lives that are kept, oldest first."""
+        """Return the numbers of the tracked seeds, oldest first."""
         return list(self._lives)

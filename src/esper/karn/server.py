@@ -23,14 +23,14 @@ __all__ = ["ViewRequest", "dashboard_routes"]
 
 PATCH_EVERY_S: Final = 0.25
 HEARTBEAT_S: Final = 2.0
-"""A patch without news, so that the page can tell a quiet run from a dead server."""
+"""Interval of patches without changes, by which the page detects that the server is alive."""
 MAX_VIEWERS: Final = 64
 MAX_BAD_MESSAGES: Final = 10
 CLOSE_GRACE_S: Final = 1.0
 _FOREVER: Final = "max-age=31536000, immutable"
 _COMMON_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
-    # The address may carry the token, which no other server is to learn.
+    # The URL may contain the token, which must not leak to other servers.
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -39,7 +39,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class ViewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a viewer sends: the env it has opened, or None."""
+    """A viewer's message: the env whose detail it shows, or None."""
 
     select: int | None
 
@@ -52,7 +52,7 @@ def dashboard_routes(feed: ViewFeed, run_dir: Path) -> list[BaseRoute]:
 
     Args:
         feed: the view of the run.
-        run_dir: the run's directory, for the command that shows the run again.
+        run_dir: the run directory, for the command that serves the dashboard again.
     """
     dashboard = _Dashboard(feed, run_dir)
     return [
@@ -64,14 +64,14 @@ def dashboard_routes(feed: ViewFeed, run_dir: Path) -> list[BaseRoute]:
 
 @dataclass(eq=False, slots=True)
 class _Dashboard:
-    """What the routes share."""
+    """State shared by the routes."""
 
     feed: ViewFeed
     run_dir: Path
     num_viewers: int = 0
 
     async def page(self, request: Request) -> Response:
-        """Return the page; its files are named with their version, and the token if any."""
+        """Return the page; the URLs of its files contain their version, and the token if any."""
         token = request.query_params.get("token")
         page = live_page(_Addresses(token), self.run_dir)
         headers = {
@@ -82,7 +82,7 @@ class _Dashboard:
         return Response(page.html, media_type="text/html; charset=utf-8", headers=headers)
 
     async def file(self, request: Request) -> Response:
-        """Return one of the page's files; a versioned address never changes its content."""
+        """Return one of the page's files; versioned URLs are immutable and cached."""
         name = request.path_params["name"]
         content = asset(name)
         if content is None:
@@ -114,7 +114,7 @@ class _Dashboard:
 
 @dataclass(frozen=True, slots=True)
 class _Addresses:
-    """Where the page's files are."""
+    """Maps file names of the page to versioned URLs."""
 
     token: str | None
 
@@ -125,9 +125,9 @@ class _Addresses:
 
 @dataclass(eq=False, slots=True)
 class _Viewer:
-    """One page: everything first, then what changed, at most four times a second.
+    """One connected page: sends the whole view, then patches, at most four per second.
 
-    A page that reads slowly gets fewer and larger patches; nothing is queued for it.
+    A slow client gets fewer and larger patches, because nothing is queued for it.
     """
 
     websocket: WebSocket
@@ -138,19 +138,19 @@ class _Viewer:
     _num_bad_messages: int = 0
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _asked: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the viewer has opened another env and should not wait for it."""
+    """Set when the viewer selects an env, to send its detail without delay."""
     _code: CloseCode | None = None
-    """What to close with; None when the viewer is gone already."""
+    """The close code to send; None if the viewer has already disconnected."""
 
     async def run(self) -> None:
-        """Serve until the viewer or the server ends it."""
+        """Serve until the run ends, the viewer disconnects or the server stops."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
                 tasks.start_soon(self._end_when_server_stops)
                 await self._stream()
         if self._code is not None:
-            # A page that does not read may never take the close frame either.
+            # Bounded, because a client that does not read may never receive the close frame.
             with anyio.move_on_after(CLOSE_GRACE_S), contextlib.suppress(WebSocketDisconnect):
                 await self._send_patch()
                 await self.websocket.close(self._code, self._code.reason)

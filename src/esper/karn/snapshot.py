@@ -1,6 +1,6 @@
-"""What a view shows: the structs that console, dashboard and report get from the view model.
+"""The structs that console, dashboard and report get from the view model.
 
-None means never measured, everywhere; nothing here turns it into a number.
+None always means "not measured" and is never replaced by a number.
 """
 
 from typing import TypeAlias
@@ -47,17 +47,17 @@ class _View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RunView(_View, frozen=True, kw_only=True):
-    """What is being trained."""
+    """The configuration of the run."""
 
     run_id: str
     group: str
     started_ts: float
     facts: TrainingStarted
-    """As TRAINING_STARTED tells them; number of rounds and resumption as CHECKPOINT_LOADED does."""
+    """From TRAINING_STARTED; after a resume, round counts are from CHECKPOINT_LOADED."""
 
 
 class ProgressView(_View, frozen=True, kw_only=True):
-    """How far the run is and how fast it goes."""
+    """Position, rate and status of the run."""
 
     status: str
     """`waiting`, `running`, `completed`, `interrupted` or `failed`."""
@@ -69,33 +69,33 @@ class ProgressView(_View, frozen=True, kw_only=True):
     rounds_completed: int
     episodes_completed: int | None
     fraction: Measured
-    """Of the whole run, from 0 to 1."""
+    """Completed fraction of the whole run, from 0 to 1."""
     elapsed_s: Measured
     eta_s: Measured
     steps_per_s: Measured
-    """Steps of all envs together."""
+    """Summed over all envs."""
     last_event_ts: Measured
     usual_pause_s: Measured
-    """The longest pause between recent events: silence is judged against it."""
+    """The longest pause between recent events, to which the current silence is compared."""
     accuracy_pct: Measured
-    """Mean over the envs as last validated."""
+    """Mean of the envs' latest validation accuracies."""
     best_accuracy_pct: Measured
     last_checkpoint_round: int | None
     duration_s: Measured
-    """As RUN_FINISHED tells it."""
+    """From RUN_FINISHED."""
 
 
 class Reason(_View, frozen=True, kw_only=True):
-    """Why a verdict is what it is."""
+    """One reason for a verdict."""
 
     grade: Grade
     text: str
     panel: str
-    """The panel that shows more."""
+    """The dashboard panel with the details."""
 
 
 class Verdict(_View, frozen=True, kw_only=True):
-    """Three answers at a glance, with the top reasons."""
+    """Whether the run is alive, is learning and needs attention, with the top reasons."""
 
     headline: str
     grade: Grade
@@ -113,16 +113,16 @@ class Verdict(_View, frozen=True, kw_only=True):
 
 
 class HeadView(_View, frozen=True, kw_only=True):
-    """One head of the policy over a round's update."""
+    """Metrics of one policy head in a round's update."""
 
     entropy: Measured
     learnable_fraction: Measured
     gradient_norm: Measured
-    """None when no gradient reached the head, which is not 0."""
+    """None if no gradient reached the head, as opposed to a norm of 0."""
 
 
 class PolicyView(_View, frozen=True, kw_only=True):
-    """The policy's update of a round, as far as an operator steers by it."""
+    """Metrics of a round's policy update that are relevant to an operator."""
 
     kl_divergence: Measured
     clip_fraction: Measured
@@ -143,7 +143,7 @@ class PolicyView(_View, frozen=True, kw_only=True):
 
 
 class ActionMix(_View, frozen=True, kw_only=True):
-    """What was decided how often."""
+    """Counts of decided and successful actions by op."""
 
     counts: dict[str, int]
     successes: dict[str, int]
@@ -175,7 +175,7 @@ class RoundView(_View, frozen=True, kw_only=True):
 
 
 class StepView(_View, frozen=True, kw_only=True):
-    """One step of the round under way: accuracies over its envs."""
+    """One step of the current round: accuracies over the envs."""
 
     step: int
     num_envs: int
@@ -185,7 +185,7 @@ class StepView(_View, frozen=True, kw_only=True):
 
 
 class SlotView(_View, frozen=True, kw_only=True):
-    """A slot and what grows in it."""
+    """A slot and its seed."""
 
     slot_id: str
     stage: str
@@ -199,7 +199,7 @@ class SlotView(_View, frozen=True, kw_only=True):
 
 
 class ActionView(_View, frozen=True, kw_only=True):
-    """A decision of the policy and what became of it."""
+    """An action of the policy and its result."""
 
     step: int | None
     op: str
@@ -208,14 +208,14 @@ class ActionView(_View, frozen=True, kw_only=True):
     succeeded: bool
     is_forced: bool
     note: str | None
-    """Why it was vetoed or failed."""
+    """Why the action was vetoed or failed."""
     reward: Measured
     confidence: Measured
     """Probability of the op."""
 
 
 class OutcomeView(_View, frozen=True, kw_only=True):
-    """How an episode ended."""
+    """The outcome of an episode."""
 
     status: str
     final_accuracy_pct: Measured
@@ -228,7 +228,7 @@ class OutcomeView(_View, frozen=True, kw_only=True):
 
 
 class EnvView(_View, frozen=True, kw_only=True):
-    """One env, as the grid shows it; everything but `previous` belongs to the current episode."""
+    """One env for the grid; everything except `previous` belongs to the current episode."""
 
     env_id: int
     episode_id: int | None
@@ -255,25 +255,25 @@ class EnvView(_View, frozen=True, kw_only=True):
 
 
 class SegmentView(_View, frozen=True, kw_only=True):
-    """A stretch of steps that a slot spent in one stage."""
+    """Consecutive steps that a slot spent in one stage."""
 
     stage: str
     blueprint: str | None
     first_step: int
     last_step: int
     alphas: tuple[Measured, ...]
-    """One per step of the stretch."""
+    """One per step."""
 
 
 class CoalitionView(_View, frozen=True, kw_only=True):
-    """Accuracy with exactly these seeds on."""
+    """Accuracy with exactly these seeds enabled."""
 
     seeds_on: tuple[str, ...]
     accuracy_pct: Measured
 
 
 class EnvDetail(_View, frozen=True, kw_only=True):
-    """One env, as the drill-down shows it; all of it belongs to the current episode."""
+    """One env for the drill-down; all of it belongs to the current episode."""
 
     env_id: int
     episode_id: int | None
@@ -281,22 +281,22 @@ class EnvDetail(_View, frozen=True, kw_only=True):
     accuracies_pct: tuple[Measured, ...]
     rewards: tuple[Measured, ...]
     lanes: dict[str, tuple[SegmentView, ...]]
-    """The swim-lane of every slot."""
+    """The stage segments of every slot."""
     contributions_pp: dict[str, Measured]
-    """Accuracy with all seeds on minus accuracy with this one off."""
+    """Accuracy with all seeds enabled minus accuracy with this one disabled."""
     shapley_pp: dict[str, Measured]
     coalitions: tuple[CoalitionView, ...]
     coalitions_step: int | None
     unavailable_reason: str | None
     committed_accuracy_pct: Measured
     reward_components: dict[str, float]
-    """Summed over the episode; only terms that were ever not zero."""
+    """Sums over the episode; components that were always zero are omitted."""
     actions: tuple[ActionView, ...]
-    """The newest last."""
+    """Newest last."""
 
 
 class SeedView(_View, frozen=True, kw_only=True):
-    """The life of one seed."""
+    """The lifecycle of one seed."""
 
     seed_id: str
     env_id: int
@@ -305,22 +305,22 @@ class SeedView(_View, frozen=True, kw_only=True):
     blueprint: str
     num_params: int
     stages: tuple[tuple[str, int], ...]
-    """Each stage with the step it began in, from germination on."""
+    """Each stage with its first step, starting with germination."""
     last_step: int
     fate: str
-    """`growing`, `fossilized`, `pruned` or `ended` with its episode."""
+    """`growing`, `fossilized`, `pruned`, or `ended` if the episode ended first."""
     reason: str | None
     contribution_pp: Measured
 
 
 class AlarmView(_View, frozen=True, kw_only=True):
-    """Something that went wrong, with its repetitions."""
+    """An alarm and the number of its occurrences."""
 
     event_type: str
     severity: str
     env_id: int | None
     text: str
-    """Of the latest occurrence."""
+    """Description of the latest occurrence."""
     count: int
     first_ts: float
     last_ts: float
@@ -330,17 +330,17 @@ class AlarmView(_View, frozen=True, kw_only=True):
 
 
 class EnvAttention(_View, frozen=True, kw_only=True):
-    """Why an env stands where it stands in the grid: the higher the score, the further up."""
+    """The rank of an env in the grid, by descending score, and the reasons for it."""
 
     env_id: int
     score: int
     grade: Grade
-    """Of the gravest reason."""
+    """The worst grade among the reasons."""
     reasons: tuple[str, ...]
 
 
 class GrowthView(_View, frozen=True, kw_only=True):
-    """What became of seeds over the whole run."""
+    """Seed counts and growth over the whole run."""
 
     num_germinated: int
     num_fossilized: int
@@ -351,7 +351,7 @@ class GrowthView(_View, frozen=True, kw_only=True):
 
 
 class PhaseView(_View, frozen=True, kw_only=True):
-    """Where time went in the latest step, or the latest update."""
+    """Time spent in one phase of the latest step or update."""
 
     phase: str
     wall_ms: float
@@ -371,13 +371,13 @@ class BusView(_View, frozen=True, kw_only=True):
     num_events: int
     last_seq: int | None
     events_per_s: Measured
-    """Over the recent events, by their own clocks."""
+    """Computed from the timestamps of recent events."""
     num_missed: int
-    """Gaps in the numbering of the run's events."""
+    """Events missing from the sequence of the run's events."""
     num_unreadable: int
-    """Lines that were no events of this schema."""
+    """Lines that are not valid events of this schema version."""
     num_dropped: int
-    """Lost by slow live subscribers; the file has them."""
+    """Events that slow live subscribers lost; the log file has them."""
     counts: dict[str, int]
 
 
@@ -391,25 +391,25 @@ class Snapshot(_View, frozen=True, kw_only=True):
     verdict: Verdict
     rounds: tuple[RoundView, ...]
     steps: tuple[StepView, ...]
-    """Of the round under way."""
+    """Of the current round."""
     live_actions: ActionMix
-    """Of the round under way."""
+    """Of the current round."""
     envs: tuple[EnvView, ...]
-    """By env id; `attention` has the order to show them in."""
+    """Sorted by env id; `attention` has the display order."""
     attention: tuple[EnvAttention, ...]
     seeds: tuple[SeedView, ...]
     growth: GrowthView
     alarms: tuple[AlarmView, ...]
-    """The newest first."""
+    """Newest first."""
     resources: ResourceView
     bus: BusView
 
 
 class Patch(_View, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="patch"):
-    """What changed since a version; a section that is absent has not changed.
+    """The changes since a version; absent sections have not changed.
 
-    `rounds`, `steps`, `envs` and `seeds` carry changed entries by key; the client keeps the others
-    unless the section's name stands in `replaced`.
+    `rounds`, `steps`, `envs` and `seeds` contain changed entries by key; the client keeps the
+    others unless `replaced` contains the section's name.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""The one table of thresholds: what console, dashboard and report call worth a look or bad."""
+"""Thresholds and limits shared by console, dashboard and report."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,10 +10,10 @@ __all__ = ["LIMITS", "THRESHOLDS", "Grade", "Limits", "Threshold", "grade", "wor
 
 
 class Grade(StrEnum):
-    """How a number stands against its threshold; the order is from best to worst."""
+    """The grade of a number against its threshold, in ascending severity."""
 
     UNKNOWN = "unknown"
-    """Never measured."""
+    """Not measured."""
     OK = "ok"
     WATCH = "watch"
     ACT = "act"
@@ -25,7 +25,7 @@ class Grade(StrEnum):
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a number starts to be worth a look, and where it asks for somebody to act."""
+    """The values from which a number should be watched, and from which it requires action."""
 
     label: str
     watch: float
@@ -33,22 +33,22 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
     is_low_bad: bool = False
     unit: str = ""
     meaning: str
-    """What crossing it says, in words an operator can use."""
+    """What crossing the threshold means, for the operator."""
 
 
 THRESHOLDS: Final[Mapping[str, Threshold]] = {
     "kl_divergence": Threshold(
         label="KL divergence",
-        # The recipes stop an update at 0.015 or 0.03; the detector calls 0.1 a spike.
+        # The recipes stop an update at a KL of 0.015 or 0.03; the detector's spike limit is 0.1.
         watch=0.05,
         act=0.1,
-        meaning="one update moved the policy further than any recipe intends",
+        meaning="one update changed the policy more than any recipe intends",
     ),
     "clip_fraction": Threshold(
         label="clip fraction",
         watch=0.25,
         act=0.4,
-        meaning="much of the update was cut off by the clip",
+        meaning="clipping removed a large part of the update",
     ),
     "value_nrmse": Threshold(
         label="value error",
@@ -58,10 +58,10 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
     ),
     "gradient_norm": Threshold(
         label="gradient norm",
-        # Healthy updates of the recipes lie around 10; what is unusual for a run is an alarm.
+        # Healthy updates of the recipes are around 10; values unusual for a run raise an alarm.
         watch=20.0,
         act=50.0,
-        meaning="the policy's gradient is far beyond what clipping is for",
+        meaning="the policy's gradient is far above the clipping range",
     ),
     "entropy": Threshold(
         label="policy entropy",
@@ -98,35 +98,35 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
         meaning="no event has arrived for longer than this run's usual pause",
     ),
 }
-"""Every threshold that a view colours or ranks by."""
+"""Every threshold that a view uses for colours or ranking."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a run the view model keeps."""
+    """Memory limits of the view model and window sizes of its statistics."""
 
     max_rounds: int = 512
-    """Beyond that the older half is thinned; the first and the newest are always there."""
+    """Above this the older half is thinned; the first and the newest rounds are always kept."""
     max_seeds: int = 512
     max_alarms: int = 64
     max_history: int = 256
-    """Steps of one episode."""
+    """Steps stored per episode."""
     sparkline: int = 32
     max_actions: int = 16
     max_recent_events: int = 256
-    """Events that the event rate is taken from."""
+    """Window of events for the event rate."""
     max_positions: int = 256
-    """Positions that rate and remaining time are taken from."""
+    """Window of positions for the rate and the estimated time left."""
     rounds_to_judge: int = 4
-    """Fewer than that say nothing about learning."""
+    """Minimum number of rounds for a verdict on learning."""
     trend_rounds: int = 10
-    """Rounds that the learning verdict looks back on."""
+    """Window of rounds for the learning trend."""
 
 
 LIMITS: Final = Limits()
 
 
 def grade(name: str, value: float | None) -> Grade:
-    """Return how a value stands against the threshold of this name."""
+    """Return the grade of a value against the named threshold."""
     if value is None:
         return Grade.UNKNOWN
     threshold = THRESHOLDS[name]
@@ -137,5 +137,5 @@ def grade(name: str, value: float | None) -> Grade:
 
 
 def worst(*grades: Grade) -> Grade:
-    """Return the worst of some grades, unknown when there is none."""
+    """Return the worst of the grades; UNKNOWN if there are none."""
     return max(grades, key=lambda item: item.rank, default=Grade.UNKNOWN)

@@ -1,4 +1,4 @@
-"""The verdict: is the run alive, does the policy learn, does anything ask for attention."""
+"""The verdict: is the run alive, is the policy learning, does anything need attention."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,21 +23,21 @@ __all__ = ["Evidence", "judge"]
 
 MAX_REASONS = 5
 USUAL_PAUSES = 3.0
-"""Silence counts only beyond that many of the run's longest recent pauses."""
+"""Silence is unusual only beyond this multiple of the run's longest recent pause."""
 RECENT_S = 300.0
-"""How long an alarm that belongs to no round asks for attention."""
+"""How long an alarm without a round counts as recent."""
 POLICY_NUMBERS = ("kl_divergence", "clip_fraction", "value_nrmse", "gradient_norm", "entropy")
 LEARNING_CONTROLLER = "ppo"
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verdict is made from."""
+    """The input of a verdict."""
 
     now: float
     facts: TrainingStarted | None
     progress: ProgressView
     rounds: Sequence[RoundView]
-    """Complete ones, in order."""
+    """Completed rounds, in order."""
     policy: PolicyView | None
     alarms: Sequence[AlarmView]
     bus: BusView
@@ -50,7 +50,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Give the three answers and the reasons that weigh most."""
+    """Return the verdict with the most severe reasons."""
     silence_s = _silence(evidence)
     alive = _is_alive(evidence.progress, silence_s)
     learning = _does_learn(evidence)
@@ -77,7 +77,7 @@ def _headline(alive: _Answer, learning: _Answer, attention: _Answer) -> str:
     if alive.word in ("waiting", "silent", "failed", "interrupted"):
         return {
             "waiting": "Waiting for the first event",
-            "silent": "No sign of life",
+            "silent": "No recent events",
             "failed": "The run failed",
             "interrupted": "The run was interrupted",
         }[alive.word]
@@ -107,7 +107,7 @@ def _is_alive(progress: ProgressView, silence_s: float | None) -> _Answer:
         level = {"completed": Grade.OK, "interrupted": Grade.WATCH}.get(progress.status, Grade.ACT)
         why = (Reason(grade=level, text=progress.reason, panel="run"),) if progress.reason else ()
         return _Answer(progress.status, level, why)
-    # A task with long steps is silent for long; only more than its own habit is a sign.
+    # Tasks with long steps have long pauses, so silence is compared with the run's own pauses.
     is_unusual = silence_s > USUAL_PAUSES * (progress.usual_pause_s or 0.0)
     level = grade("silence", silence_s) if is_unusual else Grade.OK
     word = {Grade.OK: "live", Grade.WATCH: "slow", Grade.ACT: "silent"}[level]
@@ -152,7 +152,7 @@ def _needs_attention(evidence: Evidence) -> _Answer:
 
 
 def _alarm_reasons(evidence: Evidence) -> Iterator[Reason]:
-    """Yield the alarms of this round and the one before; older ones stay on the board only."""
+    """Yield a reason for each recent alarm; older ones remain in the alarm list only."""
     for alarm in evidence.alarms:
         if not _is_recent(alarm, evidence):
             continue
@@ -166,7 +166,7 @@ def _alarm_reasons(evidence: Evidence) -> Iterator[Reason]:
 def _is_recent(alarm: AlarmView, evidence: Evidence) -> bool:
     if alarm.round is not None:
         return alarm.round >= (evidence.progress.round or 0) - 1
-    # Alarms about this execution of the run, a slow viewer for example, belong to no round.
+    # Operational alarms, such as a slow subscriber, do not belong to a round.
     return evidence.now - alarm.last_ts <= RECENT_S
 
 
@@ -179,7 +179,7 @@ def _policy_reasons(policy: PolicyView | None) -> Iterator[Reason]:
         if level in (Grade.WATCH, Grade.ACT):
             threshold = THRESHOLDS[name]
             text = f"{threshold.label} {value:.3g}: {threshold.meaning}"
-            # A single update beyond a limit is worth a look; the detectors raise the alarms.
+            # One update above a threshold is never graded ACT; the detectors raise the alarms.
             yield Reason(grade=Grade.WATCH, text=text, panel="policy")
 
 

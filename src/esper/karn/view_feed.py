@@ -1,4 +1,4 @@
-"""Feeding a view model from a run's logs: every event once, in order, off the event loop."""
+"""Updates a view model from a run's logs: every event once, in order, in a worker thread."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from esper.nissa.live import LiveSource, LogReader
 __all__ = ["Listener", "ViewFeed", "read_run"]
 
 PAUSE_S: Final = 0.1
-"""How often new events are looked at; they are read in blocks, not one by one."""
+"""Minimum pause between reads, so that events are read in blocks instead of one by one."""
 READ_BYTES: Final = 128 * 1024
 
 Listener = Callable[[Event], None]
@@ -29,8 +29,8 @@ Listener = Callable[[Event], None]
 class ViewFeed:
     """A view model and the task that keeps it up to date.
 
-    It reads the committed log itself instead of subscribing, so that it never misses an event,
-    however far it falls behind, and the run is never told that it lagged.
+    It reads the committed log itself instead of subscribing, so that it never loses an event,
+    however far it lags, and never causes a SUBSCRIBER_LAGGED event.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ViewFeed:
         self._model = ViewModel()
         self._lock = threading.Lock()
         self.is_over = False
-        """The run has ended and the model will not change any more."""
+        """Whether the run has ended and the model is final."""
 
     @property
     def version(self) -> int:
@@ -52,7 +52,7 @@ class ViewFeed:
         return self._model.version
 
     def patch(self, since: int, now: float, selected_env: int | None = None) -> Patch:
-        """Return what a client at version `since` lacks."""
+        """Return the changes since version `since`."""
         with self._lock:
             return self._model.patch(since, now, selected_env)
 
@@ -70,20 +70,21 @@ class ViewFeed:
         try:
             await self._follow()
         except (OSError, UnreadableFileError):
-            # The view stays as it is. The hub notices a lost log by itself and ends the run.
+            # The view stays at its last state. The hub detects a lost log itself.
             await self._source.feed.wait_closed()
         self.is_over = True
 
     async def _follow(self) -> None:
         feed = self._source.feed
         while True:
-            # Asked before reading: what is written until the feed closes is read below.
+            # Read the flag before the log: if the feed was closed, the read below sees everything.
             is_closed = feed.is_closed
             if await anyio.to_thread.run_sync(self._read_more):
                 continue
             if is_closed:
                 return
-            with anyio.move_on_after(1.0):  # operational events have no feed that wakes us
+            # Bounded wait: the operational log has no feed that would wake this task.
+            with anyio.move_on_after(1.0):
                 await feed.wait_for(self._next_seq)
             await anyio.sleep(PAUSE_S)
 
@@ -108,7 +109,7 @@ class ViewFeed:
 
 
 def read_run(run_dir: Path) -> ViewModel:
-    """Return the view model of everything a run directory holds now."""
+    """Return a view model of all events currently in a run directory."""
     model = ViewModel()
     (log,) = find_logs([run_dir])
     for path in (run_dir / OPERATIONAL_FILE, log):
@@ -117,7 +118,7 @@ def read_run(run_dir: Path) -> ViewModel:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a log; of a plain one, not the last while it is half written."""
+    """Yield the lines of a log; an incomplete last line of an uncompressed log is skipped."""
     if path.is_file() and is_compressed(path):
         yield from read_lines(path)
         return
@@ -130,7 +131,7 @@ def _decoded(line: bytes) -> Event | None:
     try:
         return decode_event(line)
     except EventDecodeError:
-        return None  # counted as unreadable, and the verdict says so
+        return None  # counted as unreadable and reported in the verdict
 
 
 def _apply_all(model: ViewModel, events: Iterable[Event | None]) -> None:

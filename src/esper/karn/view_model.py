@@ -1,4 +1,4 @@
-"""The view model: events in, snapshots and patches out. Pure, incremental, bounded in memory."""
+"""The view model: turns events into snapshots and patches, incrementally and in bounded memory."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -38,18 +38,18 @@ __all__ = ["ViewModel"]
 T = TypeVar("T")
 
 START: Final = -1
-"""The version of a client that has seen nothing."""
+"""The version of a client that has not received anything."""
 
 
 class ViewModel:
-    """Follows one run. `apply` every event in order; ask for a snapshot or a patch at any time."""
+    """The state of one run: `apply` events in order, take snapshots or patches at any time."""
 
     def __init__(self) -> None:
         self.version = 0
-        """Grows with every event; a patch brings a client from one version to another."""
+        """Incremented with every event; a patch takes a client from one version to another."""
         self._run: RunView | None = None
         self._resumed: payloads.CheckpointLoaded | None = None
-        """The last time that the run went on from a checkpoint."""
+        """The last resume from a checkpoint."""
         self._progress = ProgressTrack()
         self._rounds = RoundTrack()
         self._steps = StepTrack()
@@ -62,7 +62,7 @@ class ViewModel:
         self._live_round: int | None = None
         self._growth = {"num_germinated": 0, "num_fossilized": 0, "num_pruned": 0}
         self._live_growth = dict(self._growth)
-        """Seen seed by seed in the round under way; its BATCH_STATS take over."""
+        """Counted from seed events in the current round, until its BATCH_STATS arrives."""
         self._scoreboard: payloads.ScoreboardUpdated | None = None
         self._phases: dict[str, PhaseView] = {}
         self._allocators: dict[str, payloads.AllocatorStats] = {}
@@ -73,12 +73,12 @@ class ViewModel:
         self._num_dropped = 0
         self._recent: deque[float] = deque(maxlen=LIMITS.max_recent_events)
         self._changed: dict[str, int] = {}
-        """Version at which each plain section changed last."""
+        """Version at which each section without entries last changed."""
 
     # --- Events ----------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
-        """Take one event of either channel."""
+        """Process one event of either channel."""
         self.version += 1
         event_type = event.event_type
         self._counts[event_type.value] = self._counts.get(event_type.value, 0) + 1
@@ -93,12 +93,12 @@ class ViewModel:
             handle(self, event, event.data)
 
     def note_unreadable(self) -> None:
-        """Count a line that was no event."""
+        """Count a line that is not an event."""
         self.version += 1
         self._num_unreadable += 1
 
     def _follow(self, event: Event) -> None:
-        """Check the numbering and keep position, episode and round boundaries."""
+        """Check the sequence and update position, episode and round."""
         expected = event.seq if self._next_seq is None else self._next_seq
         self._num_missed += max(event.seq - expected, 0)
         self._next_seq = event.seq + 1
@@ -127,12 +127,12 @@ class ViewModel:
         self._put_in_force()
 
     def _on_resumed(self, _: Event, data: payloads.CheckpointLoaded) -> None:
-        # The operational log may be read before the one that tells how the run began.
+        # The operational log may be read before TRAINING_STARTED is read from the event log.
         self._resumed = data
         self._put_in_force()
 
     def _put_in_force(self) -> None:
-        """Let the facts say what holds since the run was last resumed."""
+        """Merge the values of the last resume into the run's facts."""
         run, resumed = self._run, self._resumed
         if run is None:
             return
@@ -255,7 +255,7 @@ class ViewModel:
     # --- Views -----------------------------------------------------------------------------------
 
     def snapshot(self, now: float | None = None) -> Snapshot:
-        """Return the whole view as seen at `now`; None is the moment of the last event."""
+        """Return the whole view at time `now`; None uses the time of the last event."""
         envs = self._env_views()
         progress, bus = self._progress_view(), self._bus_view()
         now = progress.last_event_ts or 0.0 if now is None else now
@@ -278,11 +278,11 @@ class ViewModel:
         )
 
     def patch(self, since: int, now: float, selected_env: int | None = None) -> Patch:
-        """Return what a client at version `since` lacks; START gives it everything.
+        """Return the changes since version `since`; START returns everything.
 
         Args:
             since: the version of the client's last patch.
-            now: the present, for whatever depends on how long the run has been silent.
+            now: the current time, from which the length of the silence is computed.
             selected_env: the env whose detail the client shows.
         """
         progress, bus = self._progress_view(), self._bus_view()
@@ -312,7 +312,7 @@ class ViewModel:
         )
 
     def _replaced(self, since: int) -> tuple[str, ...]:
-        """Return the sections that a client at this version has to start over."""
+        """Return the sections that a client at this version must replace as a whole."""
         sections = {
             "rounds": self._rounds.marks,
             "steps": self._steps.marks,
@@ -325,7 +325,7 @@ class ViewModel:
         return since < 0 or self._changed.get(section, START) > since
 
     def detail(self, env_id: int) -> EnvDetail | None:
-        """Return the drill-down of one env, if there is such an env."""
+        """Return the drill-down of one env; None if there is no such env."""
         track = self._envs.get(env_id)
         return None if track is None else track.detail()
 
@@ -383,12 +383,12 @@ class ViewModel:
 
     @property
     def alarm_counts(self) -> Mapping[str, int]:
-        """Return how often each kind of alarm was raised in the whole run."""
+        """Return the number of alarms by type over the whole run."""
         return self._alarms.counts
 
 
 def _news(marks: ChangeVersions, since: int, view: Callable[[int], T]) -> dict[int, T] | UnsetType:
-    """Return the entries that a client at this version lacks; UNSET when it has them all."""
+    """Return the entries changed since a version; UNSET if there are none."""
     keys = marks.since(since)
     if keys is None:
         keys = sorted(marks.versions)
@@ -425,4 +425,4 @@ _HANDLERS: Final[Mapping[type[Payload], _Handler]] = {
     payloads.AllocatorStats: ViewModel._on_allocator,
     payloads.SubscriberLagged: ViewModel._on_lagged,
 }
-"""What each payload does to the view; the others are only counted."""
+"""Handlers by payload type; other types are only counted."""

@@ -169,7 +169,7 @@ export function drawSeeds(seeds, numSteps) {
       rows.x.push(width);
       rows.base.push(first + 0.5); // step n stands around n, as in the other charts
       rows.text.push(width >= 2 ? STAGES[stage] : "");
-      rows.custom.push([nth(first), Math.max(end, nth(first)), isMissing(seed.contribution_pp) ? "worth not measured" : `worth ${signed(seed.contribution_pp)} pp, ${compact(seed.num_params)} parameters`, seed.fate + (seed.reason ? `, ${plain(seed.reason)}` : "")]);
+      rows.custom.push([nth(first), Math.max(end, nth(first)), isMissing(seed.contribution_pp) ? "contribution not measured" : `contribution ${signed(seed.contribution_pp)} pp, ${compact(seed.num_params)} parameters`, seed.fate + (seed.reason ? `, ${plain(seed.reason)}` : "")]);
     });
   });
   const colors = theme();

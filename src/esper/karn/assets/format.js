@@ -2,8 +2,8 @@
 
 export const MISSING = "—";
 export const GRADES = {
-  ok: { sign: "✓", word: "fine" },
-  watch: { sign: "▲", word: "worth a look" },
+  ok: { sign: "✓", word: "ok" },
+  watch: { sign: "▲", word: "watch" },
   act: { sign: "✗", word: "act" },
   unknown: { sign: "·", word: "not measured" },
 };

@@ -54,7 +54,7 @@ export class EventLog {
   togglePause() {
     this.isPaused = !this.isPaused;
     byId("log-pause").setAttribute("aria-pressed", String(this.isPaused));
-    byId("log-pause").textContent = this.isPaused ? "Go on" : "Pause";
+    byId("log-pause").textContent = this.isPaused ? "Resume" : "Pause";
     this.isDirty = true;
   }
 

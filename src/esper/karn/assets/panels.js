@@ -62,7 +62,7 @@ export function showGrowth(growth) {
     ["Parameters added", compact(growth.params_added)],
     ["Compute", isMissing(growth.compute_cost) ? MISSING : `×${growth.compute_cost.toFixed(2)}`],
   ]);
-  table(byId("blueprints"), ["blueprint", "tried", "kept", "pruned", "worth, pp"],
+  table(byId("blueprints"), ["blueprint", "tried", "kept", "pruned", "contribution, pp"],
     (growth.blueprints ?? []).map((row) => [row.blueprint, String(row.num_germinated), String(row.num_fossilized), String(row.num_pruned), number(row.mean_contribution_pp)]));
   byId("blueprints").hidden = !growth.blueprints?.length;
 }
@@ -73,16 +73,16 @@ export function showHeads(rounds, thresholds) {
   byId("heads-empty").hidden = Boolean(last);
   byId("heads").hidden = !last;
   if (!last) return;
-  table(byId("heads"), ["head", "entropy", "mattered", "gradient", "over rounds"], Object.entries(last.heads).map(([name, head]) => {
+  table(byId("heads"), ["head", "entropy", "learnable", "gradient", "over rounds"], Object.entries(last.heads).map(([name, head]) => {
     const history = updates.slice(-40).map((row) => row.policy.heads[name]?.entropy ?? null);
     return [name.replaceAll("_", " "), signOf(grade(thresholds, "head_entropy", head.entropy), number(head.entropy)),
       isMissing(head.learnable_fraction) ? MISSING : `${Math.round(100 * head.learnable_fraction)} %`, compact(head.gradient_norm),
       sparkline(history, `entropy of ${name} over rounds, now ${number(head.entropy)}`)];
   }));
   facts(byId("policy-facts"), [
-    ["Explained variance", number(last.explained_variance) + (last.has_low_return_variance ? " (returns hardly vary)" : "")],
+    ["Explained variance", number(last.explained_variance) + (last.has_low_return_variance ? " (low variance of returns)" : "")],
     ["Entropy", number(last.entropy)], ["Policy loss", compact(last.policy_loss)], ["Value loss", compact(last.value_loss)],
-    ["Largest ratio", compact(last.ratio_max)], ["Learning rate", compact(last.learning_rate)], ["Entropy weight", compact(last.entropy_coef)],
+    ["Largest ratio", compact(last.ratio_max)], ["Learning rate", compact(last.learning_rate)], ["Entropy coefficient", compact(last.entropy_coef)],
     ["Optimizer steps", String(last.num_optimizer_steps)], ["KL stop", isMissing(last.kl_stop_epoch) ? "none" : `epoch ${last.kl_stop_epoch}`],
     ["Update", rounds.at(-1)?.is_update_performed === false ? signOf("watch", `skipped: ${rounds.at(-1).skip_reason ?? "no reason given"}`) : `${compact(last.update_ms)} ms`],
   ]);
@@ -94,9 +94,9 @@ export function showBus(bus, rounds) {
     ["Events", compact(bus.num_events)], ["Rate", isMissing(bus.events_per_s) ? MISSING : `${compact(bus.events_per_s)} /s`],
     ["Missing", signOf(bus.num_missed ? "act" : "ok", String(bus.num_missed))],
     ["Unreadable", signOf(bus.num_unreadable ? "act" : "ok", String(bus.num_unreadable))],
-    ["Dropped by slow viewers", signOf(bus.num_dropped ? "watch" : "ok", String(bus.num_dropped))],
-    ["Last round", pace ? duration(pace.duration_s) : MISSING], ["Its pace", pace ? `${compact(pace.env_steps_per_s)} env steps/s` : MISSING],
-    ["Its wait for data", pace ? duration(pace.feeder_wait_s) : MISSING],
+    ["Dropped by slow subscribers", signOf(bus.num_dropped ? "watch" : "ok", String(bus.num_dropped))],
+    ["Last round", pace ? duration(pace.duration_s) : MISSING], ["Throughput", pace ? `${compact(pace.env_steps_per_s)} env steps/s` : MISSING],
+    ["Waiting for data", pace ? duration(pace.feeder_wait_s) : MISSING],
   ]);
   table(byId("counts"), ["type", "count"], Object.entries(bus.counts).map(([name, count]) => [name, String(count)]));
 }
@@ -130,7 +130,7 @@ export function showManifest(manifest) {
 }
 
 export function showThresholds(thresholds) {
-  table(byId("thresholds"), ["number", "worth a look", "act", "it means"], Object.values(thresholds).map((row) => {
+  table(byId("thresholds"), ["number", "watch", "act", "meaning"], Object.values(thresholds).map((row) => {
     const sign = row.is_low_bad ? "≤ " : "≥ ";
     const unit = row.unit ? ` ${row.unit}` : "";
     return [row.label, sign + row.watch + unit, sign + row.act + unit, el("td", { class: "text" }, row.meaning)];
