@@ -2,9 +2,9 @@
 
 Every counted line is guaranteed to be one JSON object in UTF-8 whose top-level `event_type` is a
 string. To detect damaged lines, every byte is either parsed or verified against the checksums that
-the journal wrote (`nissa/vouching.py`). Large uncompressed files are split at a line end and
-counted in two processes. Python's NaN and Infinity tokens, which are not JSON but common in foreign
-logs, are accepted.
+the journal wrote (`nissa/checksummed_blocks.py`). Large uncompressed files are split at a line end
+and counted in two processes. Python's NaN and Infinity tokens, which are not JSON but common in
+foreign logs, are accepted.
 """
 
 import os
