@@ -180,8 +180,8 @@ def test_signal_ends_a_comparison_with_the_way_on(tmp_path: Path, awaited: str) 
     *made, last = told
     assert process.returncode == 130
     assert all(line.startswith("seed ") for line in made)
-    assert f"{len(made)} of 14 runs are kept in" in last
-    assert last.rstrip().endswith("give the same command again to go on")
+    assert f"{len(made)} of 14 runs are saved in" in last
+    assert last.rstrip().endswith("run the same command again to continue")
     kept = list((tmp_path / "runs").iterdir())
     assert len(kept) == len(made) < 14
     assert all(msgspec.json.decode(path.read_bytes(), type=ArmRun).envs for path in kept)
@@ -204,7 +204,7 @@ def test_signal_ends_an_evaluation_with_the_way_on(tmp_path: Path) -> None:
 
     assert (process.returncode, out) == (130, "")
     assert told.count("\n") == 1
-    assert "give the same command again to start over" in told
+    assert "run the same command again to restart it" in told
     assert not saved.exists()
 
 

@@ -168,7 +168,7 @@ def test_bad_input_is_one_sentence_with_code_two_and_creates_nothing(
     [
         (["--task", "bytes_lm"], "training.task was 'digits' and is now 'bytes_lm'"),
         (["--slots", "r0c0"], "training.slots was"),
-        (["--memory-size", "16"], "training.lstm_hidden_dim was"),
+        (["--lstm-hidden-dim", "16"], "training.lstm_hidden_dim was"),
         (["--envs", "3"], "training.n_envs was 2 and is now 3"),
         (["--seed", "7"], "training.seed was 42 and is now 7"),
         (["--rounds", "0"], "n_episodes = 0: must be at least 1"),
@@ -261,7 +261,7 @@ def test_a_language_model_is_trained_on_falling_losses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--task", "bytes_lm", "--reward-family", "loss", "--envs", "1", "--rounds", "1"]
-    flags += ["--episode-length", "2", "--memory-size", "16", "--json"]
+    flags += ["--episode-length", "2", "--lstm-hidden-dim", "16", "--json"]
     assert main(["ppo", *flags, "--telemetry-dir", str(tmp_path)]) == 0
     summary = json.loads(capsys.readouterr().out)
     (run_dir,) = tmp_path.iterdir()

@@ -1,4 +1,4 @@
-"""Flags that stand for keys of a job: one table, from which parser, help and layers are made."""
+"""Command-line flags for the keys of a job: one table defines parser, help and config layers."""
 
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Mapping
@@ -22,13 +22,13 @@ class JobFlag(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     key: str
-    """Dotted, such as `training.n_envs`."""
+    """Dotted key, such as `training.n_envs`."""
     help: str
     kind: Callable[[str], object] | None = str
-    """Reads the value; None for a switch, which also has a `--no-` form."""
+    """Parses the value; None for a boolean switch, which also has a `--no-` form."""
     takes_many: bool = False
     implied: str | None = None
-    """The value of the flag without a value, where it may stand alone."""
+    """The value used when the flag is given without one; None if it requires a value."""
     choices: tuple[str, ...] | None = None
 
     @property
@@ -67,136 +67,178 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     "what to train": (
         _flag("--task", "training.task", "the task; 'esper-train tasks' lists them"),
         _flag("--preset", "training.preset", "named settings; 'esper-train presets' lists them"),
-        _flag("--rounds", "training.n_episodes", "rollouts of all envs, each with an update", int),
-        _flag("--envs", "training.n_envs", "hosts that are trained at once", int),
+        _flag(
+            "--rounds",
+            "training.n_episodes",
+            "rollouts of all envs, each followed by a PPO update",
+            int,
+        ),
+        _flag("--envs", "training.n_envs", "host networks trained in parallel", int),
         _flag("--episode-length", "training.max_epochs", "steps per episode", int),
-        _many("--slots", "training.slots", "slots that seeds may grow in"),
-        _flag("--max-seeds", "training.max_seeds", "seeds at once in one env", int),
-        _flag("--seed", "training.seed", "the seed of every random stream", int),
-        _flag("--group", "training.group_id", "cohort of an A/B comparison"),
+        _many("--slots", "training.slots", "slots where seeds may be germinated"),
+        _flag(
+            "--max-seeds", "training.max_seeds", "maximum number of seeds per env at a time", int
+        ),
+        _flag("--seed", "training.seed", "random seed of the run", int),
+        _flag("--group", "training.group_id", "group label for A/B comparisons"),
     ),
     "data": (
-        _flag("--data", "training.data", "where data may come from"),
-        _flag("--data-dir", "run.data_dir", "directory with the task's files"),
-        _flag("--batch-size", "training.batch_size_per_env", "samples per env and batch", int),
-        _switch("--gpu-preload", "training.gpu_preload", "keep the data on the envs' devices"),
+        _flag("--data", "training.data", "data source"),
+        _flag("--data-dir", "run.data_dir", "directory of the task's data files"),
+        _flag("--batch-size", "training.batch_size_per_env", "batch size per env", int),
+        _switch("--gpu-preload", "training.gpu_preload", "preload the data onto the env devices"),
         _switch(
-            "--gpu-preload-augment", "training.gpu_preload_augment", "augment preloaded data too"
+            "--gpu-preload-augment",
+            "training.gpu_preload_augment",
+            "augment preloaded data as well",
         ),
     ),
     "devices": (
-        _flag("--device", "training.device", "the policy's device"),
-        _many("--devices", "training.devices", "the envs' devices, in turn"),
-        _switch("--amp", "training.amp", "train hosts in mixed precision"),
-        _flag("--amp-dtype", "training.amp_dtype", "precision under --amp"),
-        _flag("--compile-mode", "training.compile_mode", "how the policy is compiled"),
-        _flag("--lanes", "run.lanes", "worker threads, or processes of a comparison", int),
-        _flag("--lane-deadline", "run.lane_deadline_s", "silence after which a lane hangs", float),
+        _flag("--device", "training.device", "device of the policy"),
+        _many("--devices", "training.devices", "devices of the envs, assigned round-robin"),
+        _switch("--amp", "training.amp", "train hosts with automatic mixed precision"),
+        _flag("--amp-dtype", "training.amp_dtype", "dtype for --amp"),
+        _flag("--compile-mode", "training.compile_mode", "torch.compile mode of the policy"),
+        _flag("--lanes", "run.lanes", "worker threads; worker processes in a comparison", int),
+        _flag(
+            "--lane-deadline",
+            "run.lane_deadline_s",
+            "seconds without a heartbeat before a lane counts as hung",
+            float,
+        ),
     ),
-    "policy and update": (
+    "policy and PPO update": (
         _flag("--lr", "training.lr", "learning rate of the policy", float),
         _flag(
             "--ppo-updates-per-batch",
             "training.ppo_updates_per_batch",
-            "PPO updates on each round's rollout",
+            "PPO updates per round, on the same rollout",
             int,
         ),
-        _flag("--ppo-epochs", "training.recurrent_n_epochs", "inner epochs of an update", int),
-        _flag("--memory-size", "training.lstm_hidden_dim", "size of the policy's memory", int),
-        _flag("--clip-ratio", "training.clip_ratio", "how far an update may move", float),
-        _flag("--entropy-coef", "training.entropy_coef", "weight of exploration", float),
+        _flag("--ppo-epochs", "training.recurrent_n_epochs", "epochs per PPO update", int),
+        _flag(
+            "--lstm-hidden-dim", "training.lstm_hidden_dim", "LSTM hidden size of the policy", int
+        ),
+        _flag("--clip-ratio", "training.clip_ratio", "PPO clip range", float),
+        _flag("--entropy-coef", "training.entropy_coef", "entropy bonus coefficient", float),
         _flag(
             "--entropy-anneal-episodes",
             "training.entropy_anneal_episodes",
-            "episodes over which exploration is annealed",
+            "episodes over which the entropy coefficient is annealed",
             int,
         ),
         _flag(
             "--value-warmup-batches",
             "training.value_warmup_batches",
-            "updates over which the value loss gains its weight",
+            "PPO updates over which the value loss coefficient is warmed up",
             int,
         ),
     ),
     "rewards": (
-        _flag("--reward-family", "training.reward_family", "what rewards are made of"),
-        _flag("--reward-mode", "training.reward_mode", "how dense they are"),
+        _flag(
+            "--reward-family",
+            "training.reward_family",
+            "reward family: by seed contribution or by loss",
+        ),
+        _flag(
+            "--reward-mode",
+            "training.reward_mode",
+            "reward mode, which sets how dense the reward is",
+        ),
     ),
     "telemetry": (
-        _flag("--telemetry-dir", "run.telemetry_dir", "where run directories are made"),
+        _flag("--telemetry-dir", "run.telemetry_dir", "parent directory of the run directories"),
         JobFlag(
             name="--telemetry-level",
             key="training.telemetry.level",
-            help="how much is told",
+            help="event verbosity",
             choices=("off", "minimal", "normal", "debug"),
         ),
         _switch(
             "--telemetry-lifecycle-only",
             "training.telemetry.lifecycle_only",
-            "of the per-step events, only those of seeds",
+            "emit only the seed lifecycle events among the per-step events",
         ),
-        _flag("--telemetry-fsync", "run.fsync", "when the log is forced to the disk"),
+        _flag("--telemetry-fsync", "run.fsync", "when the event log is fsynced"),
         _flag(
             "--gradient-telemetry-stride",
             "training.telemetry.gradient_stride",
-            "batches between two gradient measurements",
+            "batches between gradient measurements",
             int,
         ),
     ),
     "checkpoints": (
         _flag("--checkpoint-every", "run.checkpoint_every", "rounds between checkpoints", int),
-        _flag("--save", "run.save_path", "where the last checkpoint is written once more"),
-        _flag("--resume", "run.resume_path", "a checkpoint to go on from, or 'latest'"),
+        _flag("--save", "run.save_path", "additional path for the last checkpoint"),
+        _flag("--resume", "run.resume_path", "checkpoint to resume from, or 'latest'"),
     ),
-    "watching": (
+    "monitoring": (
         JobFlag(
             name="--serve",
             key="run.serve",
-            help="serve the dashboard and the live tail at HOST:PORT",
+            help="serve the dashboard and live events at HOST:PORT",
             implied=DEFAULT_SERVER_ADDRESS,
         ),
-        _flag("--serve-token", "run.serve_token", "what a client must know; needed off loopback"),
-        _many("--serve-origins", "run.serve_origins", "other pages that may connect"),
-        _switch("--quiet", "run.quiet", "print nothing but errors"),
+        _flag(
+            "--serve-token",
+            "run.serve_token",
+            "token clients must send; required unless on loopback",
+        ),
+        _many("--serve-origins", "run.serve_origins", "additional allowed web origins"),
+        _switch("--quiet", "run.quiet", "print errors only"),
     ),
     "profiling": (
-        _switch("--phase-profiler", "run.profiler.phases", "tell where each step's time goes"),
-        _switch("--torch-profiler", "run.profiler.torch", "write traces of what threads compute"),
-        _flag("--torch-profiler-dir", "run.profiler.torch_dir", "where, seen from the run"),
-        _flag("--torch-profiler-wait", "run.profiler.torch_wait", "steps before a trace", int),
-        _flag(
-            "--torch-profiler-warmup", "run.profiler.torch_warmup", "steps recorded in vain", int
+        _switch(
+            "--phase-profiler", "run.profiler.phases", "measure the time of each phase of a step"
         ),
-        _flag("--torch-profiler-active", "run.profiler.torch_active", "steps of a trace", int),
+        _switch("--torch-profiler", "run.profiler.torch", "write torch.profiler traces"),
+        _flag(
+            "--torch-profiler-dir", "run.profiler.torch_dir", "trace directory, relative to the run"
+        ),
+        _flag(
+            "--torch-profiler-wait",
+            "run.profiler.torch_wait",
+            "steps to skip before each trace",
+            int,
+        ),
+        _flag(
+            "--torch-profiler-warmup",
+            "run.profiler.torch_warmup",
+            "warm-up steps (discarded)",
+            int,
+        ),
+        _flag(
+            "--torch-profiler-active", "run.profiler.torch_active", "recorded steps per trace", int
+        ),
         _flag(
             "--torch-profiler-repeat",
             "run.profiler.torch_repeat",
-            "traces; 0 writes them until the run ends",
+            "number of traces; 0 repeats until the run ends",
             int,
         ),
         _switch(
             "--torch-profiler-record-shapes",
             "run.profiler.torch_record_shapes",
-            "record the shapes of tensors",
+            "record tensor shapes",
         ),
         _switch(
             "--torch-profiler-profile-memory",
             "run.profiler.torch_profile_memory",
-            "record what is allocated",
+            "record memory allocations",
         ),
         _switch(
             "--torch-profiler-with-stack",
             "run.profiler.torch_with_stack",
-            "record Python's stack, which is slow",
+            "record Python stack traces (slow)",
         ),
         _switch(
             "--torch-profiler-summary",
             "run.profiler.torch_summary",
-            "write a table of the costliest operations beside a trace",
+            "write a table of the most expensive operators next to each trace",
         ),
     ),
 }
-"""Every flag that sets a key, in groups of the help."""
+"""Every flag that sets a key, by the group it is listed under in the help."""
 
 ALL_FLAGS: Final = tuple(flag for group in FLAGS.values() for flag in group)
 
@@ -205,7 +247,7 @@ _TASK_KEYS: Final = frozenset(f"training.{key}" for task in TASKS.values() for k
 
 
 def add_job_flags(parser: ArgumentParser) -> None:
-    """Add every flag of the table, a configuration file, and a way to set any other key."""
+    """Add every flag of the table, `--config`, and `--set` for any other key."""
     parser.add_argument("--config", metavar="FILE", help="TOML or JSON file with [training], [run]")
     parser.add_argument(
         "--set",
@@ -238,12 +280,12 @@ def _default_text(flag: JobFlag) -> str:
     value = _field(flag.key)
     shown = " ".join(value) if isinstance(value, tuple) else value
     plain = "none" if value is None else str(shown)
-    # BooleanOptionalAction adds nothing to a help that names its default itself.
+    # Written here because BooleanOptionalAction does not add the default to the help.
     return f"default: the task's, else {plain}" if flag.key in _TASK_KEYS else f"default: {plain}"
 
 
 def layers_from(arguments: Namespace) -> list[tuple[str, Layer]]:
-    """Return what file, flags and `--set` say, in the order in which they win."""
+    """Return the layers of file, flags and `--set`, in order of increasing precedence."""
     layers: list[tuple[str, Layer]] = []
     if arguments.config is not None:
         layers.append((arguments.config, _read_layer(Path(arguments.config))))
@@ -265,7 +307,7 @@ def _read_layer(path: Path) -> Layer:
 
 
 def _layer_from_setting(text: str) -> Layer:
-    """Turn `training.reward.rent_weight=0.3` into nested tables; words need no quotes."""
+    """Parse `training.reward.rent_weight=0.3` into nested tables; strings need no quotes."""
     key, separator, raw = text.partition("=")
     if not separator or not key:
         raise ConfigError(f"--set {text}: expected KEY=VALUE, such as training.lr=0.001")

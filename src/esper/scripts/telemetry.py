@@ -1,4 +1,4 @@
-"""`esper-telemetry`: the command that reads what runs have told. Never imports torch."""
+"""`esper-telemetry`: the command that reads the telemetry of runs. Never imports torch."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="esper-telemetry", description="Read what runs have told.")
+    parser = ArgumentParser(prog="esper-telemetry", description="Read the telemetry of runs.")
     add_version(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_count(commands)
@@ -58,7 +58,7 @@ def _add_count(commands: "Subparsers") -> None:
     )
     count.add_argument("--json", action="store_true", help="print one JSON object")
     count.add_argument(
-        "--lenient", action="store_true", help="exit with 0 even where lines are no events"
+        "--lenient", action="store_true", help="exit with 0 even if some lines are not valid events"
     )
     count.add_argument(
         "--baseline", type=Path, metavar="FILE", help="compare with a baseline (default: none)"
@@ -67,27 +67,29 @@ def _add_count(commands: "Subparsers") -> None:
 
 
 def _add_baseline(commands: "Subparsers") -> None:
-    baseline = commands.add_parser("baseline", help="keep what later runs are compared with")
+    baseline = commands.add_parser(
+        "baseline", help="capture and list baselines to compare runs with"
+    )
     actions = baseline.add_subparsers(title="actions", required=True, metavar="ACTION")
     capture = actions.add_parser("capture", help="write the baseline of a run")
     capture.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
     capture.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     capture.set_defaults(command=_capture)
-    listing = actions.add_parser("list", help="list the baselines that are kept")
+    listing = actions.add_parser("list", help="list the saved baselines")
     listing.add_argument(
         "directory",
         nargs="?",
         type=Path,
         default=Path("telemetry/baselines"),
         metavar="DIR",
-        help="where they are (default: telemetry/baselines)",
+        help="directory of the baselines (default: telemetry/baselines)",
     )
     listing.set_defaults(command=_list_baselines)
 
 
 def _add_diff(commands: "Subparsers") -> None:
     diff = commands.add_parser(
-        "diff", help="compare two runs or baselines: 0 same, 1 differs, 2 unusable"
+        "diff", help="compare two runs or baselines; exit code 0: same, 1: different, 2: unreadable"
     )
     for side in ("left", "right"):
         diff.add_argument(
@@ -98,13 +100,19 @@ def _add_diff(commands: "Subparsers") -> None:
 
 
 def _add_tail(commands: "Subparsers") -> None:
-    tail = commands.add_parser("tail", help="show events of a file or of a run under way")
+    tail = commands.add_parser("tail", help="show the events of a log file or a live run")
     tail.add_argument(
-        "source", metavar="URL|FILE", help="ws://HOST:PORT/ws of a served run, a run or a log"
+        "source",
+        metavar="URL|FILE",
+        help="ws://HOST:PORT/ws of a live run, run directory or log file",
     )
-    tail.add_argument("-f", "--follow", action="store_true", help="wait for more lines of a file")
+    tail.add_argument("-f", "--follow", action="store_true", help="keep reading as the file grows")
     tail.add_argument(
-        "--type", action="append", default=[], metavar="TYPE", help="only this type (repeat)"
+        "--type",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="only events of this type (may be repeated)",
     )
     tail.add_argument(
         "--env",
@@ -112,25 +120,26 @@ def _add_tail(commands: "Subparsers") -> None:
         type=int,
         default=[],
         metavar="N",
-        help="only this env (repeat)",
+        help="only events of this env (may be repeated)",
     )
     tail.add_argument(
         "--since",
         type=int,
         metavar="SEQ",
-        help="first seq (default: the file's, or from now on)",
+        help="first sequence number (default: the first of a file; new events of a live run)",
     )
     tail.add_argument(
-        "--json", action="store_true", help="print lines as they are (default in a pipe)"
+        "--json", action="store_true", help="print the raw JSON lines (default in a pipe)"
     )
-    tail.add_argument("--stats", action="store_true", help="print only counts and rate, at the end")
-    tail.add_argument("--token", metavar="TEXT", help="token of the server (default: none)")
+    tail.add_argument("--stats", action="store_true", help="print only counts and rate at the end")
+    tail.add_argument("--token", metavar="TEXT", help="access token of the server (default: none)")
     tail.set_defaults(command=_tail)
 
 
 def _add_validate(commands: "Subparsers") -> None:
     validate = commands.add_parser(
-        "validate", help="check a run: CRC, sequence, schema, order, equations"
+        "validate",
+        help="check a run's log: CRC, sequence numbers, schema, event order, count identities",
     )
     validate.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
     validate.add_argument("--json", action="store_true", help="print one JSON object")
@@ -138,21 +147,23 @@ def _add_validate(commands: "Subparsers") -> None:
 
 
 def _add_query(commands: "Subparsers") -> None:
-    query = commands.add_parser("query", help="ask in SQL (needs the extra 'query')")
-    query.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run or directory of runs")
-    query.add_argument("sql", nargs="?", metavar="SQL", help="one statement over the views")
+    query = commands.add_parser("query", help="query runs with SQL (requires the extra 'query')")
+    query.add_argument(
+        "run", nargs="?", type=Path, metavar="RUN", help="run directory, or directory of runs"
+    )
+    query.add_argument("sql", nargs="?", metavar="SQL", help="SQL statement over the views")
     query.add_argument("--views", action="store_true", help="list the views")
     query.add_argument(
         "--format",
         choices=("table", "json", "csv"),
         default="table",
-        help="how rows are printed (default: table)",
+        help="output format (default: table)",
     )
     query.set_defaults(command=_query)
 
 
 def _add_report(commands: "Subparsers") -> None:
-    report = commands.add_parser("report", help="write a run as one page that needs no server")
+    report = commands.add_parser("report", help="write a self-contained HTML report of a run")
     report.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
     report.add_argument(
         "-o",
@@ -160,7 +171,7 @@ def _add_report(commands: "Subparsers") -> None:
         type=Path,
         default=Path("report.html"),
         metavar="FILE",
-        help="where to (default: report.html)",
+        help="output file (default: report.html)",
     )
     report.add_argument(
         "--baseline", type=Path, metavar="FILE", help="compare with a baseline (default: none)"
@@ -169,18 +180,18 @@ def _add_report(commands: "Subparsers") -> None:
 
 
 def _add_serve(commands: "Subparsers") -> None:
-    serve = commands.add_parser("serve", help="show a run, finished or growing, in a browser")
+    serve = commands.add_parser("serve", help="serve the dashboard of a finished or running run")
     serve.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
     serve.add_argument(
-        "--address", metavar="HOST:PORT", help="where to listen (default: 127.0.0.1:8765)"
+        "--address", metavar="HOST:PORT", help="address to listen on (default: 127.0.0.1:8765)"
     )
     serve.add_argument(
-        "--token", metavar="TEXT", help="asked of every visitor (default: none, loopback only)"
+        "--token", metavar="TEXT", help="token clients must send (default: none, loopback only)"
     )
     serve.set_defaults(command=_serve)
 
 
-# Each command loads only what it needs, so that counting a small file starts at once.
+# Each command imports only what it needs, which keeps the start-up time of `count` low.
 
 
 def _count(arguments: Namespace) -> int:
@@ -242,7 +253,7 @@ def _print_schema(_: Namespace) -> int:
 
     from esper.leyline.telemetry import events_schema  # see above
 
-    # Not sorted: a reader finds the fields in the order in which lines have them.
+    # Keys are not sorted: the schema lists fields in the order in which log lines have them.
     print(orjson.dumps(events_schema(), option=orjson.OPT_INDENT_2).decode())
     return ExitCode.OK
 

@@ -1,4 +1,4 @@
-"""`esper-train compare`: arms side by side on the test split."""
+"""`esper-train compare`: compare controllers on the test split."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -35,7 +35,7 @@ STDOUT: Final = "-"
 
 
 def add_compare_flags(parser: ArgumentParser) -> None:
-    """Add what a comparison is told beside its job."""
+    """Add the flags of `compare`, followed by those of the job."""
     group = parser.add_argument_group("comparison")
     group.add_argument(
         "--arms",
@@ -43,8 +43,8 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         default=list(DEFAULT_ARMS),
         metavar="ARM",
         help="wait, random, heuristic, periodic, ppo:CHECKPOINT[,CHECKPOINT...], "
-        "ppo:builtin:NAME, static-final (what the policy before it has grown, from scratch), "
-        "static-final:RUN (what the last round of a run has recorded) "
+        "ppo:builtin:NAME, static-final (the networks grown by the preceding ppo arm, trained "
+        "from scratch), static-final:RUN (the networks recorded in the last round of a run) "
         f"(default: {' '.join(DEFAULT_ARMS)})",
     )
     group.add_argument(
@@ -52,17 +52,17 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         nargs="+",
         default=list(DEFAULT_SEEDS),
         metavar="SEED",
-        help="seeds of the runs, or ranges of them; --seed is that of the bootstrap "
+        help="random seeds of the runs, or ranges of seeds; --seed seeds the bootstrap "
         f"(default: {' '.join(DEFAULT_SEEDS)})",
     )
     group.add_argument(
-        "--greedy", action="store_true", help="policies take the likeliest choices (default: no)"
+        "--greedy", action="store_true", help="policies take the most likely actions (default: no)"
     )
     group.add_argument(
         "--out",
         default=DEFAULT_DIRECTORY,
         metavar="DIR",
-        help="where runs are kept; those that are there are not run again "
+        help="directory of the runs; runs that it already contains are reused "
         f"(default: {DEFAULT_DIRECTORY})",
     )
     group.add_argument(
@@ -71,25 +71,27 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="RUN",
-        help="directories of the runs that the policies learned in; how they learned becomes part "
-        "of the report (default: none)",
+        help="run directories of the policies' training; their learning curves are added to the "
+        "report (default: none)",
     )
-    group.add_argument("--html", metavar="FILE", help="write a report with plots (default: none)")
+    group.add_argument(
+        "--html", metavar="FILE", help="write an HTML report with plots (default: none)"
+    )
     group.add_argument(
         "--json",
         nargs="?",
         const=STDOUT,
         metavar="FILE",
-        help="write the report as JSON; without FILE, print it instead of tables (default: no)",
+        help="write the report as JSON; without FILE, print it instead of the tables (default: no)",
     )
     add_job_flags(parser)
 
 
 def run_compare(arguments: Namespace) -> int:
-    """Run what is missing of a comparison and tell what it came to."""
+    """Run the missing runs of a comparison and print its report."""
     with told_when_interrupted(
-        f"comparison interrupted; finished runs are kept in {arguments.out}; "
-        "give the same command again to go on"
+        f"comparison interrupted; finished runs are saved in {arguments.out}; "
+        "run the same command again to continue"
     ):
         report = _compare(arguments)
         if arguments.html is not None:
@@ -106,7 +108,7 @@ def run_compare(arguments: Namespace) -> int:
 def _compare(arguments: Namespace) -> ComparisonReport:
     seeds = seeds_from(arguments.seeds)
     learning = _learning(arguments.training_runs) if arguments.training_runs else None
-    # Parsing is over: from here on torch may be loaded.
+    # Imported here because they load torch, which parsing and --help must not.
     from esper.runtime.tasks import all_tasks
     from esper.simic.evaluation.arms import parse_arms
     from esper.simic.evaluation.compare import compare
@@ -125,21 +127,21 @@ def _compare(arguments: Namespace) -> ComparisonReport:
 
 
 def _page(report: ComparisonReport) -> bytes:
-    # Every command builds this one's parser, and none of them should wait for its page.
+    # Every command imports this module to build its parser; only this one needs the HTML page.
     from esper.karn.comparison_page import comparison_page
 
     return comparison_page(report).encode()
 
 
 def _learning(training_runs: Sequence[Path]) -> LearningReport:
-    # For the same reason: reading logs takes half of the view.
+    # Imported here for the same reason: reading logs imports half of the view model.
     from esper.karn.learning import read_learning
 
     return read_learning(training_runs)
 
 
 def seeds_from(texts: Sequence[str]) -> list[int]:
-    """Read seeds such as `7` and ranges such as `1000-1019`, both ends included."""
+    """Parse seeds such as `7` and inclusive ranges such as `1000-1019`."""
     seeds: list[int] = []
     for text in texts:
         first, dash, last = text.partition("-")
@@ -151,9 +153,9 @@ def seeds_from(texts: Sequence[str]) -> list[int]:
 
 def _tell(run: ArmRun, was_found: bool) -> None:
     alone = "" if run.wall_s is None else f", {run.wall_s:.1f} s"
-    how = "found" if was_found else f"made{alone}"
+    how = "reused" if was_found else f"run{alone}"
     accuracies = [env.final_pct for env in run.envs]
-    mean = f"{sum(accuracies) / len(accuracies):.1f} %" if accuracies else "no env left"
+    mean = f"{sum(accuracies) / len(accuracies):.1f} %" if accuracies else "all envs failed"
     print(f"seed {run.seed}  {run.arm}  {mean}  ({how})", file=sys.stderr, flush=True)
 
 

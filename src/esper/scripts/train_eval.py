@@ -1,4 +1,4 @@
-"""`esper-train eval`: what a trained policy makes of hosts that it has never seen."""
+"""`esper-train eval`: evaluate a trained policy on fresh hosts and the test split."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
@@ -26,26 +26,28 @@ def add_eval_flags(parser: ArgumentParser) -> None:
         nargs="+",
         default=[1001, 1002, 1003],
         metavar="N",
-        help="one round of fresh hosts each (default: 1001 1002 1003)",
+        help="random seeds, one evaluation round of fresh hosts each (default: 1001 1002 1003)",
     )
     parser.add_argument(
-        "--greedy", action="store_true", help="take the likeliest choices instead of sampling"
+        "--greedy", action="store_true", help="take the most likely actions instead of sampling"
     )
-    parser.add_argument("--lanes", type=int, metavar="N", help="worker threads (default: cores)")
+    parser.add_argument(
+        "--lanes", type=int, metavar="N", help="worker threads (default: number of cores)"
+    )
     parser.add_argument(
         "--lane-deadline",
         type=float,
         metavar="SECONDS",
-        help="silence after which a lane hangs (default: as in the run)",
+        help="seconds without a heartbeat before a lane counts as hung (default: as in the run)",
     )
     parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where the data are (default: as in the run)"
+        "--data-dir", type=Path, metavar="DIR", help="data directory (default: as in the run)"
     )
     parser.add_argument(
         "--save-model",
         type=Path,
         metavar="FILE",
-        help="write the best network, to be read by esper.load_grown (default: none)",
+        help="save the best network, to be loaded with esper.load_grown (default: none)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -53,7 +55,7 @@ def add_eval_flags(parser: ArgumentParser) -> None:
 def run_eval(arguments: Namespace) -> int:
     """Evaluate a checkpoint's controller on fresh envs and the test split."""
     with told_when_interrupted(
-        "evaluation interrupted; nothing of it is kept; give the same command again to start over"
+        "evaluation interrupted; no results were saved; run the same command again to restart it"
     ):
         report = _evaluate(arguments)
         if arguments.json:
@@ -80,10 +82,10 @@ def _evaluate(arguments: Namespace) -> EvaluationReport:
 
 
 def _lines(report: EvaluationReport) -> Iterable[str]:
-    how = "the likeliest choices" if report.is_greedy else "sampled choices"
+    how = "greedy actions" if report.is_greedy else "sampled actions"
     yield (
         f"{report.controller} on {report.task}, {how}: {report.num_steps} steps, "
-        f"measured on {report.num_test_samples} samples that nothing else has seen"
+        f"measured on {report.num_test_samples} held-out test samples"
     )
     rows = [
         (

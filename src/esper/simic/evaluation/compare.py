@@ -144,7 +144,7 @@ def compare(
             num_wanted = len(seeds) * sum(arm.num_strata for arm in arms)
             raise InterruptedRunError(
                 f"comparison interrupted ({stop.reason}): {len(bench.runs)} of {num_wanted} runs "
-                f"are kept in {directory}; give the same command again to go on"
+                f"are saved in {directory}; run the same command again to continue"
             ) from None
     return summarize(job, arms, bench.runs, greedy=greedy)
 
