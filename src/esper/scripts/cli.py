@@ -1,4 +1,4 @@
-"""What both commands share: how a failure is told, and how a closed pipe ends quietly."""
+"""Shared by both commands: error reporting, exit codes, signals and closed pipes."""
 
 import contextlib
 import os
@@ -23,13 +23,13 @@ def add_version(parser: ArgumentParser) -> None:
 
 
 def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Parse and run; a failure becomes one sentence on stderr and an exit code.
+    """Parse and run; a failure is reported as one line on stderr and as the exit code.
 
-    Every subcommand stores the function that carries it out as `command`.
+    Every subcommand stores its function as `command` in the parsed arguments.
     """
     try:
         arguments = parser.parse_args(argv)
-    except SystemExit as stop:  # argparse has already said what is wrong, or printed its help
+    except SystemExit as stop:  # argparse has already printed its error or its help
         return int(stop.code or 0)
     command: Command = arguments.command
     try:
@@ -43,18 +43,18 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # The reader left (`| head`), which is no failure.
+        # The reading end of the pipe was closed (`| head`), which is not a failure.
         _leave_stdout_in_order()
         return int(ExitCode.OK)
     except Exception:
-        # A bug of ours: whoever reports it needs to know where it is.
+        # A bug in Esper: print the traceback for the bug report.
         traceback.print_exc()
         return int(ExitCode.INTERNAL)
     return code
 
 
 def _leave_stdout_in_order() -> None:
-    """Point stdout at nothing if its reader has left: Python flushes it at exit, and complains."""
+    """Redirect stdout to devnull if its pipe is closed, since Python flushes it again at exit."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -63,7 +63,7 @@ def _leave_stdout_in_order() -> None:
 
 @contextlib.contextmanager
 def told_when_interrupted(sentence: str) -> Iterator[None]:
-    """Say what an interrupted command leaves behind and how to go on."""
+    """Report `sentence` if the command is interrupted: what was saved and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -72,8 +72,8 @@ def told_when_interrupted(sentence: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told_to_end_as_by_hand() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, so that both put away what they find and exit alike."""
-    # Signals reach the main thread only.
+    """Handle SIGTERM like Ctrl-C, so that both run the same cleanup and exit code."""
+    # Signal handlers can be set from the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

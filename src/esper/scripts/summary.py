@@ -1,4 +1,4 @@
-"""What a finished run says to a program."""
+"""The summary of a finished run that `--json` prints."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ __all__ = ["RunSummary", "summary_of"]
 
 
 class BlueprintRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one blueprint's seeds."""
+    """Counts and mean contribution of one blueprint's seeds."""
 
     blueprint: str
     germinated: int
@@ -33,7 +33,7 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in a few numbers."""
+    """Summary of a run."""
 
     run_dir: str
     rounds: tuple[RoundRow, ...]
@@ -47,7 +47,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary_of(result: "TrainingResult") -> RunSummary:
-    """Sum a run up."""
+    """Return the summary of a run."""
     return RunSummary(
         run_dir=str(result.run_dir),
         rounds=tuple(_round_row(summary) for summary in result.history),

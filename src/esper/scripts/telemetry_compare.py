@@ -28,7 +28,7 @@ def run_capture(arguments: Namespace) -> int:
 
 
 def run_list(arguments: Namespace) -> int:
-    """List the baselines that are kept."""
+    """List the saved baselines."""
     rows = [
         [
             path.name,
@@ -126,7 +126,7 @@ def _print_verdict(difference: Difference) -> None:
 
 
 def run_validate(arguments: Namespace) -> int:
-    """Check a run."""
+    """Validate the log of a run and print the findings."""
     validation = validate_run(arguments.run)
     if arguments.json:
         print_json(validation)

@@ -16,7 +16,7 @@ __all__ = ["run_count"]
 
 
 class FileCount(msgspec.Struct, frozen=True, kw_only=True):
-    """One file in the JSON form."""
+    """Counts of one file in the JSON output."""
 
     file: str
     num_events: int
@@ -25,7 +25,7 @@ class FileCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CountReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON form of a count."""
+    """The JSON output of `count`."""
 
     by: CountBy
     num_events: int
@@ -54,7 +54,7 @@ def run_count(arguments: Namespace) -> int:
 
 
 def _baseline_counts(path: Path) -> dict[str, int]:
-    # Most counts are compared with nothing.
+    # Imported here because most counts are not compared with a baseline.
     from esper.nissa.baselines import read_baseline
 
     return read_baseline(path).profile.counts
@@ -86,7 +86,7 @@ def _report(
 
 
 def _order(item: tuple[str, int], by: CountBy) -> tuple[int, int, str]:
-    """Sort the most frequent first; envs and rounds by their number."""
+    """Return the sort key: most frequent first, envs and rounds by their number."""
     key, number = item
     if by in (CountBy.ENV, CountBy.ROUND) and key.isdecimal():
         return (0, int(key), key)
@@ -118,7 +118,7 @@ def _print_comparison(counts: Mapping[str, int], baseline: Mapping[str, int]) ->
 
 
 def _differs(report: CountReport) -> bool:
-    # The event table is loaded only to compare.
+    # Imported here because only a comparison needs the event table.
     from esper.leyline.telemetry import EVENT_SPECS, CountClass
 
     ignored = {

@@ -15,7 +15,7 @@ __all__ = ["run_query"]
 
 
 def run_query(arguments: Namespace) -> int:
-    """Run one statement, or list the views."""
+    """Run one SQL statement, or list the views."""
     if arguments.views:
         print_table(["view", "question"], [[view.name, view.question] for view in VIEWS.values()])
         return ExitCode.OK

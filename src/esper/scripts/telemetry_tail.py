@@ -21,7 +21,7 @@ from esper.scripts.terminal import Colour, paint, print_table
 __all__ = ["run_tail"]
 
 _Item: TypeAlias = "bytes | Gap | str"
-"""An event's line, a gap, or news of the connection."""
+"""An event's line, a gap, or a status message of the connection."""
 
 
 class _TypeHead(msgspec.Struct, gc=False):
@@ -30,7 +30,7 @@ class _TypeHead(msgspec.Struct, gc=False):
 
 @dataclass(eq=False, slots=True)
 class _Stats:
-    """What went by."""
+    """Counts of the events shown so far."""
 
     started_s: float = field(default_factory=time.monotonic)
     counts: Counter[str] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class _Stats:
 
 
 def run_tail(arguments: Namespace) -> int:
-    """Show events of a file or a server until they end or the user does."""
+    """Show events of a file or a server until they end or the user interrupts."""
     is_raw = arguments.json or not sys.stdout.isatty()
     stats = _Stats()
     try:
@@ -67,7 +67,7 @@ def run_tail(arguments: Namespace) -> int:
 
 
 def _show(item: _Item, stats: _Stats, *, is_raw: bool, is_quiet: bool) -> None:
-    """Print an event; what is not an event goes to stderr, so that a pipe carries only events."""
+    """Print an event; gaps and notices go to stderr, so that a pipe carries only events."""
     if isinstance(item, Gap):
         stats.num_lost += item.num_dropped
         lost = f"{item.num_dropped} events lost (seq {item.first_seq} to {item.last_seq})"
@@ -101,7 +101,7 @@ def _items(arguments: Namespace) -> Iterator[_Item]:
 
 
 def _live_items(arguments: Namespace, types: list[str] | None) -> Iterator[_Item]:
-    # A file is tailed without loading the websocket client.
+    # Imported here so that tailing a file does not load the websocket client.
     from esper.nissa.live_client import LiveTail, Notice
 
     subscription = Subscription(

@@ -1,4 +1,4 @@
-"""`esper-telemetry report` and `serve`: a run to look at, in a file or in a browser."""
+"""`esper-telemetry report` and `serve`: the dashboard of a run as a file or in a browser."""
 
 import sys
 from argparse import Namespace
@@ -20,7 +20,7 @@ __all__ = ["run_report", "run_serve"]
 
 
 def run_report(arguments: Namespace) -> int:
-    """Write a run as one self-contained page."""
+    """Write a self-contained HTML report of a run."""
     output: Path = arguments.output
     write_report(run_directory_at(arguments.run), output, arguments.baseline)
     print(f"wrote {output}")
@@ -28,19 +28,19 @@ def run_report(arguments: Namespace) -> int:
 
 
 def run_serve(arguments: Namespace) -> int:
-    """Serve the dashboard of a run, finished or still growing, until interrupted."""
+    """Serve the dashboard of a finished or running run until interrupted."""
     address = ServerAddress.parse(arguments.address or DEFAULT_SERVER_ADDRESS)
     try:
         anyio.run(_serve, run_directory_at(arguments.run), address, arguments.token)
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # the shell's prompt goes below the ^C
+        print(file=sys.stderr)  # so that the shell's prompt starts on a new line after ^C
     except BaseExceptionGroup as group:
         raise _only_error(group) from None
     return ExitCode.INTERRUPTED
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that ended the tasks; the others were only cancelled by it."""
+    """Return the error that ended the task group; the other tasks were cancelled by it."""
     first = group.exceptions[0]
     return _only_error(first) if isinstance(first, BaseExceptionGroup) else first
 
@@ -57,6 +57,6 @@ async def _serve(run_dir: Path, address: ServerAddress, token: str | None) -> No
     async with anyio.create_task_group() as tasks:
         bound = await tasks.start(serve, app, address)
         query = "" if token is None else f"?token={quote(token, safe='')}"
-        print(f"dashboard at http://{bound}/{query} (Ctrl-C ends it)", flush=True)
+        print(f"dashboard at http://{bound}/{query} (press Ctrl-C to stop)", flush=True)
         tasks.start_soon(follow, source)
         tasks.start_soon(feed.run)

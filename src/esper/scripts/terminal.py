@@ -9,7 +9,7 @@ __all__ = ["Colour", "paint", "print_json", "print_table"]
 
 
 class Colour(StrEnum):
-    """ANSI colours that read well on dark and light ground."""
+    """ANSI colours that are legible on dark and light backgrounds."""
 
     GREEN = "32"
     RED = "31"
@@ -18,15 +18,15 @@ class Colour(StrEnum):
 
 
 def paint(text: str, colour: Colour | None) -> str:
-    """Colour a text where a person reads it; pipes, files and NO_COLOR get it plain."""
+    """Colour a text on a terminal; pipes, files and NO_COLOR get it plain."""
     if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{colour.value}m{text}\x1b[0m"
 
 
 def print_json(value: object) -> None:
-    """Print a value as every `--json` does, and as manifests and baselines are written."""
-    # Most commands print tables.
+    """Print a value in the JSON format of all `--json` flags, manifests and baselines."""
+    # Imported here because most commands print tables only.
     from esper.leyline.untyped_json import readable_json
 
     print(readable_json(value).decode(), end="")
@@ -38,7 +38,7 @@ def print_table(
     *,
     colours: Sequence[Colour | None] = (),
 ) -> None:
-    """Print rows under a header; columns of numbers are set to the right."""
+    """Print rows under a header; numeric columns are right-aligned."""
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     is_number = [

@@ -1,4 +1,4 @@
-"""`esper-train`: the command that trains."""
+"""`esper-train`: the command that trains, evaluates and compares controllers."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -19,11 +19,11 @@ from esper.scripts.train_eval import add_eval_flags, run_eval
 __all__ = ["main"]
 
 CONTROLLERS: Final = {
-    "ppo": "train a policy that decides what grows",
-    "heuristic": "let a hand-written rule decide what grows",
-    "random": "take legal actions at random",
+    "ppo": "train a PPO policy that decides what to grow",
+    "heuristic": "decide what to grow with a hand-written rule",
+    "random": "sample legal actions at random",
     "periodic": "germinate every few steps in a fixed rotation",
-    "wait": "grow nothing: the host alone",
+    "wait": "grow nothing: train the host only",
 }
 
 
@@ -46,24 +46,24 @@ def _build_parser() -> ArgumentParser:
         train.add_argument("--json", action="store_true", help="print the summary as JSON")
         add_job_flags(train)
         train.set_defaults(command=partial(_train, name))
-    evaluate = commands.add_parser("eval", help="measure a checkpoint's policy on fresh hosts")
+    evaluate = commands.add_parser("eval", help="evaluate a checkpoint's policy on fresh hosts")
     add_eval_flags(evaluate)
     evaluate.set_defaults(command=run_eval)
     compare = commands.add_parser(
         "compare",
-        help="put controllers side by side on the test split",
-        description="Put controllers side by side on the test split.",
+        help="compare controllers on the test split",
+        description="Compare controllers on the test split.",
         usage="%(prog)s [options]",
     )
     add_compare_flags(compare)
     compare.set_defaults(command=run_compare)
     commands.add_parser("tasks", help="list the tasks").set_defaults(command=_list_tasks)
     commands.add_parser("presets", help="list the presets").set_defaults(command=_list_presets)
-    config = commands.add_parser("config", help="look at configurations")
+    config = commands.add_parser("config", help="inspect the configuration")
     actions = config.add_subparsers(title="actions", required=True, metavar="ACTION")
     show = actions.add_parser(
         "show",
-        help="print the merged and checked configuration as JSON",
+        help="print the merged and validated configuration as JSON",
         usage="%(prog)s [options]",
     )
     add_job_flags(show)
@@ -72,12 +72,12 @@ def _build_parser() -> ArgumentParser:
 
 
 def _train(controller: str, arguments: Namespace) -> int:
-    # Parsing is over: from here on torch may be loaded.
+    # Imported here because both load torch, which parsing and --help must not.
     from esper.simic.training import vectorized
     from esper.simic.training.resuming import resolve_job
 
     layers = layers_from(arguments)
-    # With --json, stdout belongs to the program that reads it.
+    # With --json, stdout carries only the JSON; progress goes to stderr.
     watch = sys.stderr if arguments.json else sys.stdout
     if controller == vectorized.POLICY_COMMAND:
         _, history = vectorized.train_ppo_vectorized(**_keywords(layers), watch=watch)
@@ -92,16 +92,16 @@ def _train(controller: str, arguments: Namespace) -> int:
 
 
 def _keywords(layers: Sequence[tuple[str, Layer]]) -> dict[str, Any]:
-    """Return what file, flags and `--set` give, and nothing else, as keyword arguments."""
-    from esper.runtime.tasks import all_tasks  # plug-ins may bring torch
+    """Return only the keys that file, flags and `--set` give, as keyword arguments."""
+    from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
 
-    merge_job(*layers, tasks=all_tasks())  # names the layer of a mistake
+    merge_job(*layers, tasks=all_tasks())  # raises an error that names the invalid layer
     given = merge_layers(layers)
     return {key: value for table in given.values() for key, value in cast(Layer, table).items()}
 
 
 def _list_tasks(_: Namespace) -> int:
-    from esper.runtime.tasks import all_tasks  # plug-ins may bring torch
+    from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
 
     _print_rows({task.name: task.summary for task in all_tasks().values()})
     return ExitCode.OK
@@ -119,7 +119,7 @@ def _print_rows(rows: Mapping[str, str]) -> None:
 
 
 def _show_config(arguments: Namespace) -> int:
-    from esper.runtime.tasks import all_tasks  # plug-ins may bring torch
+    from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
 
     job, _ = merge_job(*layers_from(arguments), tasks=all_tasks())
     print_json(job)
