@@ -145,7 +145,7 @@ def test_evaluation_reports_every_env_and_saves_a_network(
         (["ppo", "--lanes", "-1"], "run.lanes = -1: must be at least 1"),
         (["ppo", "--envs", "1", "--devices", "cpu", "cpu"], "must name 1 to n_envs devices"),
         (["ppo", "--torch-profiler", "--torch-profiler-active", "0"], "torch_active = 0"),
-        (["ppo", "--resume", "latest"], "holds no checkpoint"),
+        (["ppo", "--resume", "latest"], "contains no checkpoint"),
         (["ppo", "--resume", "nowhere.pt"], "nowhere.pt"),
         (["ppo", "--data", "real", "--task", "cifar_baseline", "--data-dir", "."], "cifar"),
         (["ppo", "--serve", "0.0.0.0:0"], "--serve-token"),

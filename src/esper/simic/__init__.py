@@ -1,7 +1,6 @@
-"""Selection pressure: rewards, agent, attribution, control and training.
+"""Reinforcement learning: rewards, agent, attribution, control, training and evaluation.
 
-The public names are loaded when they are first asked for, so that importing the package does not
-import torch.
+Public names are imported on first access, so that importing the package does not import torch.
 """
 
 import importlib

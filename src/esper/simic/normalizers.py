@@ -1,7 +1,7 @@
-"""Owns the running statistics that put observations, rewards and values on a common scale.
+"""Running statistics that normalise observations, rewards and values.
 
-All three are frozen while envs play and learn once per round. They stand above the subpackages
-because control normalises observations and the agent rewards and values.
+All three are frozen during a rollout and updated once per round. They are outside the subpackages
+because control normalises observations, and the agent rewards and values.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ MIN_REWARD_STD: Final = 1e-8
 MIN_VALUE_SAMPLES: Final = 32
 
 NormalizerState: TypeAlias = dict[str, Tensor]
-"""What a checkpoint keeps of a normaliser; loadable with weights_only."""
+"""State dict of a normaliser; loadable with weights_only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class _Moments:
     """Population variance."""
 
     def merged(self, other: "_Moments") -> "_Moments":
-        """Return the moments of both samples together."""
+        """Return the moments of both samples combined."""
         count = (self.count + other.count).clamp_min(1)
         share = other.count / count
         return _Moments(
@@ -51,7 +51,7 @@ class _Moments:
         )
 
     def moved_towards(self, other: "_Moments", weight: float) -> "_Moments":
-        """Return the moments of a mixture that takes this weight from the other sample."""
+        """Return the moments of a mixture in which the other sample has this weight."""
         return _Moments(
             count=self.count + other.count,
             mean=self.mean + weight * (other.mean - self.mean),
@@ -65,7 +65,7 @@ def _joined_variance(one: _Moments, other: _Moments, share: Tensor | float) -> T
 
 
 def _moments_of(sample: Tensor, mask: Tensor) -> _Moments:
-    """Measure the masked part of a sample in float64, without asking the device how much it is."""
+    """Return the moments of the masked values in float64, without a device synchronization."""
     numbers = torch.where(mask, sample.double(), 0.0)
     count = mask.sum().double()
     mean = numbers.sum() / count.clamp_min(1)
@@ -125,13 +125,13 @@ class ObservationNormalizer:
         return self._moments.var
 
     def normalize(self, obs: Tensor) -> Tensor:
-        """Return observations [..., D] as the policy sees them, in float32."""
+        """Return normalised observations [..., D], clipped, in float32."""
         scale = (self._moments.var + VARIANCE_EPSILON).sqrt()
         centred = (obs - self._moments.mean) / scale
         return centred.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP).float()
 
     def update(self, obs: Tensor) -> None:
-        """Learn from all raw observations [rows, D] of a round."""
+        """Update the statistics with all raw observations [rows, D] of a round."""
         sample = obs.double()
         if not bool(torch.isfinite(sample).all()):
             raise ContractError("observation normaliser: a raw observation is not finite")
@@ -144,11 +144,11 @@ class ObservationNormalizer:
         self._num_rounds += 1
 
     def state_dict(self) -> NormalizerState:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return _state_of(self._moments, self._num_rounds)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what a checkpoint kept."""
+        """Load the state from a checkpoint."""
         self._moments = _restored(self._moments, state)
         self._num_rounds = int(state["num_rounds"])
 
@@ -162,21 +162,21 @@ class RewardNormalizer:
 
     @property
     def std(self) -> Tensor:
-        """Return the sample standard deviation of all rewards so far; 1 while it says nothing."""
+        """Return the sample standard deviation of all rewards so far; 1 if it is too small."""
         count = self._moments.count
         std = (self._moments.var * count / (count - 1).clamp_min(1)).sqrt()
         return torch.where(std > MIN_REWARD_STD, std, 1.0)
 
     def normalize(self, rewards: Tensor) -> Tensor:
-        """Return raw rewards on the common scale, clipped, in float32."""
+        """Return raw rewards divided by their standard deviation, clipped, in float32."""
         return (rewards / self.std).clamp(-REWARD_CLIP, REWARD_CLIP).float()
 
     def normalize_round(self, rewards: Tensor, is_paid: Tensor) -> Tensor:
-        """Normalise a whole round [envs, steps], and learn from what was paid, in env order.
+        """Normalise a whole round [envs, steps], and update with its valid rewards, in env order.
 
-        The scale is that of the rounds before, so that one env's rewards cannot touch another's.
-        The first round has none before it and is its own yardstick: else the scale of its raw
-        rewards would stay in everything that is learned from it.
+        The scale is that of the previous rounds, so that envs of a round do not affect each other.
+        The first round has no previous one and is scaled by its own statistics: otherwise the first
+        update would use unnormalised rewards.
         """
         known = self._moments
         learned = known.merged(_moments_of(rewards, is_paid))
@@ -188,11 +188,11 @@ class RewardNormalizer:
         return normalized
 
     def state_dict(self) -> NormalizerState:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return _state_of(self._moments, self._num_rounds)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what a checkpoint kept."""
+        """Load the state from a checkpoint."""
         self._moments = _restored(self._moments, state)
         self._num_rounds = int(state["num_rounds"])
 
@@ -206,7 +206,7 @@ class ValueNormalizer:
 
     @property
     def scale(self) -> Tensor:
-        """Return what a normalised value is multiplied with; 1 before there are enough returns."""
+        """Return the scale of normalised values; 1 before there are enough returns."""
         scale = (self._moments.var + VARIANCE_EPSILON).sqrt()
         return torch.where(self._moments.count >= MIN_VALUE_SAMPLES, scale, 1.0)
 
@@ -215,11 +215,11 @@ class ValueNormalizer:
         return (returns / self.scale).float()
 
     def denormalize(self, values: Tensor) -> Tensor:
-        """Return what the value head's outputs mean in returns."""
+        """Convert value head outputs back to the scale of returns."""
         return (values * self.scale).float()
 
     def update(self, returns: Tensor, valid: Tensor) -> None:
-        """Learn from a round's returns: pooled at first, exponentially once there are enough."""
+        """Update with a round's returns: pooled at first, exponential averaging once enough."""
         batch = _moments_of(returns, valid)
         is_warm = self._moments.count >= MIN_VALUE_SAMPLES
         moved = self._moments.moved_towards(batch, 1 - MOMENTUM)
@@ -232,10 +232,10 @@ class ValueNormalizer:
         self._num_rounds += 1
 
     def state_dict(self) -> NormalizerState:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return _state_of(self._moments, self._num_rounds)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what a checkpoint kept."""
+        """Load the state from a checkpoint."""
         self._moments = _restored(self._moments, state)
         self._num_rounds = int(state["num_rounds"])

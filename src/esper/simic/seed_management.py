@@ -1,4 +1,4 @@
-"""Seeds advanced, targets resolved, updates run and their anomalies dealt with."""
+"""Advancing seeds, resolving target slots, running PPO updates and handling their anomalies."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def advance_active_seed(action: ActionSpec, context: HandlerContext) -> Transition:
-    """Try the gate to the next stage of the seed in the action's slot; the handler of ADVANCE."""
+    """Advance the seed in the action's slot if its gate passes; the handler of ADVANCE."""
     return context.model.slot(action.slot_id).advance()
 
 
@@ -41,7 +41,7 @@ def resolve_target_slot(slot_index: int, slot_ids: Sequence[str]) -> str:
 
 
 def calculate_entropy_anneal_steps(anneal_episodes: int, num_envs: int) -> int:
-    """Return over how many updates exploration is annealed; a round is one update of all envs."""
+    """Return the number of updates over which entropy is annealed; a round counts as one update."""
     return math.ceil(anneal_episodes / num_envs)
 
 
@@ -50,8 +50,8 @@ def run_ppo_updates(
 ) -> tuple[PPOMetrics, ...]:
     """Run the updates of a round, each called with its index.
 
-    An update that took no optimizer step, or that the KL stop ended, is the last one: the policy
-    has moved as far from its rollout as it may.
+    An update without an optimizer step, or ended by the KL early stop, is the last one: the policy
+    must not move further from the one that sampled the rollout.
     """
     done: list[PPOMetrics] = []
     for index in range(num_updates):
@@ -63,24 +63,24 @@ def run_ppo_updates(
 
 
 def aggregate_ppo_metrics(updates: Sequence[PPOMetrics]) -> PPOMetrics:
-    """Reduce the updates of a round, each figure by its declared reducer."""
+    """Reduce the metrics of a round's updates, each by its declared reducer."""
     return reduced(updates)
 
 
 class Escalation(msgspec.Struct, frozen=True, kw_only=True):
-    """For how long more is told than was asked for; part of a checkpoint."""
+    """Remaining steps of raised event verbosity; part of a checkpoint."""
 
     steps_left: int = 0
 
     def after_step(self) -> "Escalation":
-        """Return what is left after a step."""
+        """Return the escalation after one more step."""
         return Escalation(steps_left=max(self.steps_left - 1, 0))
 
 
 def handle_telemetry_escalation(
     hub: Hub, escalation: Escalation, *, has_anomaly: bool, config: TelemetryConfig
 ) -> Escalation:
-    """Tell everything for a few steps after an anomaly; go back when they are over."""
+    """Raise the event verbosity for a few steps after an anomaly, then restore it."""
     if has_anomaly and config.auto_escalate:
         escalation = Escalation(steps_left=config.escalation_steps)
     hub.escalate_to(TelemetryLevel.DEBUG if escalation.steps_left else None)
@@ -93,7 +93,7 @@ def emit_anomaly_diagnostics(
     layers: Sequence[LayerGradient],
     round_index: int,
 ) -> None:
-    """Tell what is wrong with an update and, where somebody asked for it, layer by layer."""
+    """Emit the anomalies of an update, with per-layer gradients if requested."""
     scope = EventScope(round=round_index)
     for alarm in alarms:
         is_halting = isinstance(alarm, NumericalInstabilityDetected) and alarm.is_halting

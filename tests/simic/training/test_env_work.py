@@ -177,7 +177,7 @@ def test_the_host_becomes_stable_once() -> None:
 
 def test_an_env_cannot_act_before_it_was_looked_at() -> None:
     world = world_of()
-    with pytest.raises(AssertionError, match="env 0 acts before it was validated"):
+    with pytest.raises(AssertionError, match="env 0 acts before its validation"):
         world.act(germination())
 
 

@@ -244,4 +244,4 @@ def test_control_zeroes_the_memory_of_an_env_because_the_env_says_so(
 
     run = run_four(tmp_path / "kept")
 
-    assert "env 1: the policy's memory spans 3 steps, the open segment 0" in str(run.error)
+    assert "env 1: the policy's LSTM state spans 3 steps, the open segment 0" in str(run.error)

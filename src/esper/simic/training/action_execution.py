@@ -1,4 +1,4 @@
-"""Decisions carried out: sampled indices become actions, actions change envs, the step passes."""
+"""Executes decisions: decodes sampled indices into actions, applies them, and ends the step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ __all__ = ["apply_decision", "execute_actions", "parse_sampled_action"]
 
 
 def parse_sampled_action(indices: Sequence[int], slot_ids: Sequence[str]) -> ActionSpec:
-    """Decode one env's head indices, in canonical order of heads."""
+    """Decode one env's head indices, given in canonical head order."""
     chosen = dict(zip(HEADS, indices, strict=True))
     return ActionSpec(
         op=Op(chosen[Head.OP]),
@@ -65,17 +65,17 @@ def execute_actions(
     failures: list[EnvFailure],
     beat: Callable[[], None],
 ) -> ActionExecutionResult:
-    """Carry out one decision per env of a lane, in order, and let the step pass in each.
+    """Execute one decision per env of a lane, in env order, and end the step in each.
 
-    An env that panicked is rolled back; its action never runs. Rewards and the rollout buffer
-    belong to control, so nothing here looks at them.
+    An env that panicked is rolled back and its action is not executed. Rewards and the rollout
+    buffer belong to control and are not accessed here.
 
     Args:
         envs: the lane's envs, in env order, each with the evidence of this step's validation.
-        decision: what every env shall do.
+        decision: the action of every env.
         rules: which actions are legal.
-        masker: computes what would be legal after the last step.
-        failures: an env that raises is appended here and left out of the result; the others go on.
+        masker: computes which ops would be legal after the last step.
+        failures: an env that raises is appended here and left out of the result; others continue.
         beat: called after each env.
     """
     result = ActionExecutionResult()
@@ -91,7 +91,7 @@ def execute_actions(
 
 
 def apply_decision(env: ParallelEnvState, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
-    """Carry out one env's decision, or roll the env back, and let the step pass."""
+    """Execute one env's decision, or roll the env back after a panic, and end the step."""
     _credit_last_step(env, decision.previous_rewards[env.env_idx])
     panic = env.seen.panic
     return _act(env, decision, rules) if panic is None else _roll_back(env, panic, decision)
@@ -104,10 +104,10 @@ def _add_target(
     reports: tuple[SeedReport, ...],
     masker: ActionMasker,
 ) -> None:
-    """Name an env whose episode is cut off, with everything that its value is estimated from."""
+    """Add a bootstrap target for an env whose episode is truncated, with its next observation."""
     legal_ops = masker.legal_ops(reports)
     result.truncated_bootstrap_targets.append((env.env_idx, step))
-    # Nothing was measured since the validation: the tick changes slots, not signals.
+    # The signals of the validation pass still hold: ending a step changes slots, not signals.
     result.post_action_signals.append(env.seen.signals)
     result.post_action_slot_reports.append(reports)
     result.post_action_masks.append(legal_ops)
@@ -149,7 +149,7 @@ def _carry_out(env: ParallelEnvState, action: ActionSpec) -> str | None:
     with env.fence.entered(is_training=True):
         refusal = HANDLERS[action.op](action, context).refusal
         if action.op is Op.FOSSILIZE and refusal is None:
-            # A rollback must never meet a fossil that it has no weights for.
+            # A rollback restores the last snapshot, which must contain the new fossil's weights.
             env.governor.take_snapshot()
     env.num_germinated += int(action.op is Op.GERMINATE and refusal is None)
     return refusal
@@ -166,7 +166,7 @@ def _roll_back(env: ParallelEnvState, panic: Panic, decision: StepDecision) -> E
         active_slot=active_slot,
         active_stage=active_stage,
     )
-    # The moments belong to weights that are gone and would drive the host off again.
+    # Optimizer moments belong to the discarded weights and could make the host diverge again.
     env.host_optimizer.state.clear()
     env.seed_optimizers.forget_moments()
     log = _CausalChain(env.env_idx, decision, action)
@@ -209,7 +209,7 @@ def _credit_last_step(env: ParallelEnvState, reward: float | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _CausalChain:
-    """The links from a proposal to what it did, all under one id; waiting leaves no trace."""
+    """The causal log entries of one action, sharing one id; WAIT is not logged."""
 
     env_id: int
     decision: StepDecision

@@ -1,4 +1,4 @@
-"""Arguments of the public entry point: which were given, and the layer of a job they make."""
+"""Arguments of the public entry point: which were given, and their conversion to a config layer."""
 
 import os
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ __all__ = ["DEFAULTS", "NotGiven", "layer_from_arguments"]
 
 
 class NotGiven:
-    """The default of an argument: not given, so that preset, task and configuration decide.
+    """Default of an argument that was not given: preset, task or configuration decide its value.
 
-    An argument that equals the configuration's default is still one that was given.
+    An argument that is passed explicitly counts as given even if it equals the default.
     """
 
     __slots__ = ("configured", "source")
 
     def __init__(self, configured: object, source: str) -> None:
         self.configured = configured
-        """The configuration's own default."""
+        """The default in the configuration."""
         self.source = source
-        """Where the value comes from, for `help`."""
+        """Where the value comes from, shown by `help`."""
 
     def __repr__(self) -> str:
         value = self.configured
@@ -44,11 +44,11 @@ DEFAULTS: Final[Any] = SimpleNamespace(
     **_defaults(TrainingConfig(), "task's, else"),
     **_defaults(RunOptions(), "default"),
 )
-"""By key of the configuration, the default of the argument that stands for it."""
+"""Default of each argument, by configuration key."""
 
 
 def layer_from_arguments(arguments: Mapping[str, object]) -> Layer:
-    """Return the given arguments as tables of a job; those that are no keys of one are left out."""
+    """Return the given arguments as tables of a job, without those that are not job keys."""
     return {
         table: {
             key: _plain(f"{table}.{key}", arguments[key])

@@ -1,6 +1,6 @@
-"""What a lane does with one batch: train, validate, look at gradients; never wait for a device.
+"""Per-batch work of a lane: train, validate, measure gradients; never synchronizes with a device.
 
-Numbers stay on the device until the pass is over and the fence has been waited for.
+Results stay on the device until the pass is over and its fence has completed.
 """
 
 import math
@@ -45,15 +45,15 @@ __all__ = [
 ]
 
 MEASURED_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
-"""Seeds whose gates or features ask for their gradients."""
+"""Stages of the seeds whose gates or features use their gradients."""
 
 Autocast: TypeAlias = Callable[[], AbstractContextManager[object]]
-"""Makes the precision context of one forward pass."""
+"""Creates the autocast context of one forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRules:
-    """How batches are trained, the same for all envs of a run."""
+    """Training settings shared by all envs of a run."""
 
     max_grad_norm: float | None
     gradient_stride: int
@@ -61,7 +61,7 @@ class TrainRules:
 
 
 def loss_and_correct(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean cross-entropy and the number of right predictions, over classes or tokens."""
+    """Return mean cross-entropy and number of correct predictions, over classes or tokens."""
     flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     loss = nn.functional.cross_entropy(flat.float(), wanted)
     return loss, (flat.argmax(-1) == wanted).sum()
@@ -91,7 +91,7 @@ def _backward(env: ParallelEnvState, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         return
     env.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    # Norms and clipping mean real gradients, so they are unscaled first.
+    # Gradient norms and clipping need unscaled gradients.
     for optimizer in (env.host_optimizer, *env.seed_optimizers):
         if gradients_of(optimizer):
             env.scaler.unscale_(optimizer)
@@ -107,18 +107,18 @@ def _clip_and_step(env: ParallelEnvState, max_grad_norm: float | None) -> None:
         if env.scaler is None:
             sgd_step(optimizer)
         else:
-            # Half precision is the one exception: torch reads here whether gradients overflowed.
-            # Its fused optimizer does not, but keeps unset moments if the first step is skipped.
+            # The only synchronization in a batch: GradScaler reads whether gradients overflowed.
+            # A fused optimizer does not, but leaves its moments unset if its first step is skipped.
             env.scaler.step(optimizer)
     if env.scaler is not None:
         env.scaler.update()
 
 
 def collect_gradient_telemetry_for_batch(env: ParallelEnvState) -> None:
-    """Remember this batch's gradient norms, on the device; the last batch of a pass wins."""
+    """Store this batch's gradient norms on the device, replacing those of an earlier batch."""
     collect = _collect_gradient_telemetry
-    # A handful of norms is not worth a graph, and would break the host's. As a decorator, `disable`
-    # would import torch's compiler for everybody.
+    # Compiling a few norms is not worth it and would break the host's graph. `disable` is not used
+    # as a decorator because that would import torch's compiler in every run.
     if torch.compiler.is_compiling():
         collect = torch.compiler.disable(collect)  # type: ignore[no-untyped-call]
     collect(env)
@@ -136,7 +136,7 @@ def _collect_gradient_telemetry(env: ParallelEnvState) -> None:
 
 
 def materialize_gradient_readings(env: ParallelEnvState) -> dict[str, GradientReading]:
-    """Read the pass's gradient sample in one transfer; only after the fence."""
+    """Read the pass's gradient sample in one transfer; call only after the fence."""
     sample = env.gradient_sample
     if sample is None:
         return {}
@@ -159,7 +159,7 @@ def materialize_gradient_readings(env: ParallelEnvState) -> dict[str, GradientRe
 
 
 def materialize_train_pass(env: ParallelEnvState) -> dict[str, GradientReading]:
-    """Wait for the device once, then read the pass's loss, accuracy and gradients."""
+    """Synchronize with the device once, then read the pass's loss, accuracy and gradients."""
     env.fence.synchronize()
     losses, accuracies = env.train.materialize_means()
     env.train_loss, env.train_accuracy_pct = losses[0], accuracies[0]
@@ -171,7 +171,7 @@ def _total(norms: Sequence[float]) -> float:
 
 
 def process_val_batch(env: ParallelEnvState, batch: Batch, autocast: Autocast) -> None:
-    """Add one batch's loss and right predictions of the network as it is."""
+    """Accumulate one batch's loss and correct predictions of the unablated network."""
     with env.fence.entered(is_training=False):
         env.fence.await_transfers()
         env.fence.record_stream(batch.inputs, batch.targets)
@@ -187,5 +187,5 @@ def batch_signals_to_features(
     reports: Sequence[Sequence[SeedReport]],
     feedback: Sequence[ActionFeedback],
 ) -> ObservationBatch:
-    """Build the observations of all envs in one go."""
+    """Build the observations of all envs in one batch."""
     return extractor.observe(signals, reports, feedback)

@@ -1,4 +1,4 @@
-"""Checkpoints: a crash leaves the old one or the new one, and reading one trusts nobody."""
+"""Checkpoint files: written atomically, and validated as untrusted input when read."""
 
 import io
 import zipfile
@@ -29,7 +29,7 @@ _REDONE_PREFIX: Final = "redone-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint that is on disk."""
+    """A checkpoint on disk."""
 
     path: Path
     num_bytes: int
@@ -37,15 +37,15 @@ class SavedCheckpoint:
 
 @dataclass(eq=False, slots=True)
 class CheckpointStore:
-    """The checkpoints of one run: the last few, and the best."""
+    """The checkpoints of one run: the most recent ones and the best."""
 
     directory: Path
     copy_to: Path | None = None
-    """Where the last checkpoint is written once more."""
+    """Additional path for the last checkpoint."""
     files: FileSystem = field(default_factory=FileSystem)
 
     def save(self, data: bytes, rounds_completed: int, *, is_best: bool) -> SavedCheckpoint:
-        """Write a checkpoint and remove those that are no longer kept."""
+        """Write a checkpoint and delete the ones beyond the retention limit."""
         path = self._path_of(rounds_completed)
         self._write(path, data)
         if is_best:
@@ -57,7 +57,7 @@ class CheckpointStore:
         return SavedCheckpoint(path=path, num_bytes=len(data))
 
     def save_best(self, data: bytes) -> None:
-        """Write the checkpoint of the best round so far, which is not among the last."""
+        """Write the checkpoint of the best round so far, separately from the most recent ones."""
         self._write(self.directory / BEST_FILE, data)
 
     def latest(self) -> Path | None:
@@ -65,13 +65,13 @@ class CheckpointStore:
         return max(self._rounds(), default=None)
 
     def adopt(self, path: Path, rounds_completed: int) -> None:
-        """Make sure that a checkpoint, maybe a copy, is among the last of this run."""
+        """Copy a checkpoint into this run's directory, unless it is already there."""
         target = self._path_of(rounds_completed)
         if not target.exists():
             write_atomically(self.files, target, path.read_bytes())
 
     def set_aside(self, rounds_completed: int) -> list[Path]:
-        """Rename the checkpoints of later rounds, which will be made again; return their names."""
+        """Rename the checkpoints of later rounds, which will be redone; return their old paths."""
         later = [path for path in self._rounds() if path > self._path_of(rounds_completed)]
         for path in later:
             self.files.rename(path, _redone(path))
@@ -83,14 +83,14 @@ class CheckpointStore:
             self.files.rename(_redone(path), path)
 
     def _write(self, path: Path, data: bytes, *, twin: Path | None = None) -> None:
-        """Write a file; a second name is enough where its twin holds the same already."""
+        """Write a file, as a hard link if `twin` already has the same contents."""
         try:
             if twin is None or not link_atomically(self.files, twin, path):
                 write_atomically(self.files, path, data)
         except OSError as error:
             raise RunFailedError(
                 f"{path}: the checkpoint could not be written: {error.strerror}; "
-                "the one before it is intact"
+                "the previous checkpoint is intact"
             ) from error
 
     def _rounds(self) -> list[Path]:
@@ -105,30 +105,30 @@ def _redone(path: Path) -> Path:
 
 
 def encode_checkpoint(contents: dict[str, Any]) -> bytes:
-    """Return a checkpoint's bytes; what it holds may change afterwards."""
+    """Return a checkpoint's bytes, independent of later changes to `contents`."""
     buffer = io.BytesIO()
     torch.save({"version": CHECKPOINT_VERSION, **contents}, buffer)
     return buffer.getvalue()
 
 
 def read_tensors(path: Path, what: str) -> object:
-    """Read a file that `torch.save` wrote; only tensors and primitives are ever loaded.
+    """Read a file that `torch.save` wrote; only tensors and primitives are loaded.
 
     Args:
         path: the file.
-        what: what it is supposed to be, for the message about one that is not.
+        what: the expected kind of file, for the error message.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UnreadableFileError(path, f"cannot read the {what}: {error.strerror}") from None
     try:
-        # torch itself looks at no checksum, and would take a flipped bit for a weight.
+        # torch does not verify the archive's checksums, and would load a flipped bit as a weight.
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _check_size(archive, len(data))
             damaged = archive.testzip()
         state: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    # There is no telling what is raised about bytes that somebody else wrote.
+    # Untrusted bytes can make the unpickler raise any exception.
     except Exception:
         raise UnreadableFileError(path, f"not a {what} of Esper, or damaged") from None
     if damaged is not None:
@@ -137,13 +137,13 @@ def read_tensors(path: Path, what: str) -> object:
 
 
 def _check_size(archive: zipfile.ZipFile, num_bytes: int) -> None:
-    """Refuse an archive that unpacks to more than it is; `torch.save` compresses nothing."""
+    """Reject an archive that unpacks to more than its size; `torch.save` does not compress."""
     if sum(item.file_size for item in archive.infolist()) > num_bytes:
-        raise ValueError("unpacks to more than it is")
+        raise ValueError("unpacks to more than its size")
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, trusting nobody."""
+    """Read and validate a checkpoint from an untrusted file."""
     state = read_tensors(path, "checkpoint")
     if not isinstance(state, dict) or "version" not in state:
         raise UnreadableFileError(path, "not a checkpoint of Esper")

@@ -1,4 +1,4 @@
-"""The checkpointer: what a checkpoint contains, when one is due, and how a run goes on from it."""
+"""The checkpointer: what a checkpoint contains, when it is saved, and how a run resumes from it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,51 +24,51 @@ __all__ = ["CheckpointHeader", "Checkpointer", "LoadedRun"]
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint says of its run, beside the controller's tensors."""
+    """The run state in a checkpoint, stored next to the controller's tensors."""
 
     schema_version: int
-    """Of the events of the log that it belongs to."""
+    """Schema version of the events in the run's log."""
     run_id: str
     command: str
-    """Who decides."""
+    """Name of the controller."""
     job: Job
     state: RunState
     log_seq: int
-    """The last event that was on disk when it was taken; -1 for none."""
+    """Sequence number of the last event before the checkpoint; -1 for none."""
     is_best: bool
     is_announced: bool
-    """A CHECKPOINT_SAVED follows the event `log_seq`; not so where none was due."""
+    """Whether a CHECKPOINT_SAVED follows event `log_seq`; False for a checkpoint not yet due."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedRun:
-    """A checkpoint that a run goes on from."""
+    """A checkpoint that a run resumes from."""
 
     path: Path
     header: CheckpointHeader
     controller: dict[str, Any] | None
-    """The learning controller's part; None for one that does not learn."""
+    """State of a learning controller; None for one that does not learn."""
     num_bytes: int
 
     @property
     def job(self) -> Job:
-        """Return what was being run."""
+        """Return the job of the run."""
         return self.header.job
 
     @property
     def command(self) -> str:
-        """Return who decides."""
+        """Return the name of the controller."""
         return self.header.command
 
     @property
     def state(self) -> RunState:
-        """Return how far the run had come."""
+        """Return the run's progress at the checkpoint."""
         return self.header.state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Held:
-    """A checkpoint that is ready and not due."""
+    """An encoded checkpoint that is not due yet."""
 
     data: bytes
     rounds_completed: int
@@ -77,10 +77,10 @@ class _Held:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Checkpointer:
-    """Saves a run's whole state between rounds, behind its log.
+    """Saves a run's whole state between rounds, after its log has been flushed to disk.
 
-    Every random stream is derived from the seed and the round, so the counters are all there is to
-    keep of them.
+    Every random stream is derived from the seed and the round, so the round counter is all the
+    random state that a checkpoint needs.
     """
 
     store: CheckpointStore
@@ -91,17 +91,17 @@ class Checkpointer:
     controller: PolicyController | None
     every: int
     is_judged_by_loss: bool
-    """Best means the lowest loss, as for language models, and not the highest accuracy."""
+    """Rank rounds by lowest loss, as for language models, instead of highest accuracy."""
     resumed: LoadedRun | None
     grown: GrownWriter
     _held: _Held | None = None
 
     def is_due(self, rounds_completed: int, num_rounds: int) -> bool:
-        """Tell whether this round ends with a checkpoint; the last one always does."""
+        """Return whether this round ends with a checkpoint; the last one always does."""
         return rounds_completed % self.every == 0 or rounds_completed == num_rounds
 
     def save(self, state: RunState, *, is_best: bool) -> CheckpointSaved:
-        """Bring the log to the disk, then the checkpoint that counts on it."""
+        """Flush the log to disk, then write the checkpoint that refers to it."""
         header = self._header(state, is_best=is_best, is_announced=True)
         self.hub.flush()
         saved = self.store.save(self._encoded(header), state.rounds_completed, is_best=is_best)
@@ -109,9 +109,9 @@ class Checkpointer:
         return _announcement(header, saved)
 
     def stage(self, state: RunState, *, is_best: bool) -> None:
-        """Be ready to save a round that ends without a checkpoint, should the next one break.
+        """Stage a round that ends without a checkpoint, to be saved if the next round fails.
 
-        The best round is saved as such at once, due or not.
+        The best round is written immediately, whether a checkpoint is due or not.
         """
         header = self._header(state, is_best=is_best, is_announced=False)
         data = self._encoded(header)
@@ -123,7 +123,7 @@ class Checkpointer:
         )
 
     def commit_staged(self) -> None:
-        """Save the last finished round, if it is not, provided that its log is on disk."""
+        """Write the staged checkpoint, if any, provided that its log is on disk."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -135,7 +135,7 @@ class Checkpointer:
         self.store.save(held.data, held.rounds_completed, is_best=False)
 
     def announce_again(self) -> CheckpointSaved | None:
-        """Return what was told of the checkpoint that this run goes on from, if anything was."""
+        """Return the CHECKPOINT_SAVED event of the resumed checkpoint, or None if it had none."""
         loaded = self.resumed
         assert loaded is not None, "this run was not resumed"
         if not loaded.header.is_announced:
@@ -161,7 +161,7 @@ class Checkpointer:
 
 
 def _without_server(job: Job) -> Job:
-    """Leave out what belongs to one execution alone, the server's token before all."""
+    """Remove the settings of this execution only, above all the server's token."""
     run = msgspec.structs.replace(job.run, serve=None, serve_token=None, resume_path=None)
     return msgspec.structs.replace(job, run=run)
 

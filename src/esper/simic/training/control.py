@@ -1,6 +1,6 @@
-"""Control: observes all envs, asks the controller, rewards what came of it, and lets it learn.
+"""Control: observes all envs, queries the controller, computes rewards, and runs its updates.
 
-Everything here runs on the control thread, one call after another.
+Everything here runs sequentially on the control thread.
 """
 
 import time
@@ -45,24 +45,24 @@ __all__ = ["Control", "RoundResult"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundResult:
-    """What a round came to."""
+    """The result of a round."""
 
     episodes: tuple[EpisodeRecord, ...]
     metrics: PPOMetrics | None
     """None for a controller that does not learn."""
     tally: RoundTally
     slots: tuple[SlotActivity, ...]
-    """What was done to each slot, over all envs."""
+    """Actions and rewards per slot, summed over all envs."""
     reward_std: float | None
     rollback_attempts: int
     unattributed_penalties: int
     update_ms: float
-    """How long the controller took to learn."""
+    """Duration of the controller's update."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Control:
-    """Stands between the envs and whoever decides for them."""
+    """Connects the envs to the controller: observations, decisions, rewards and updates."""
 
     controller: Controller
     scheme: RewardScheme
@@ -74,28 +74,28 @@ class Control:
     death_penalty: float
     success_accuracy_pct: float
     updates_per_round: int
-    """PPO updates of a controller that learns."""
+    """PPO updates per round of a learning controller."""
     check_cancelled: Callable[[], None]
     ledgers: list[EpisodeLedger] = field(default_factory=list)
     tally: RoundTally = field(default_factory=RoundTally)
     _is_forced: tuple[bool, ...] = ()
-    """Of the decisions under way: WAIT was the only legal op."""
+    """Per env of the current decision: WAIT was the only legal op."""
     _feedback: list[ActionFeedback] = field(default_factory=list)
     _previous_rewards: list[float | None] = field(default_factory=list)
     _episodes: dict[int, EpisodeRecord] = field(default_factory=dict)
-    """Episodes of this round that are over, by env."""
+    """Finished episodes of this round, by env."""
     _num_told: int = 0
-    """How many of them records have told already."""
+    """How many of them step records have reported already."""
     _num_rollbacks: int = 0
     _num_unattributed: int = 0
 
     @property
     def learner(self) -> PolicyController | None:
-        """Return the controller if it is one that learns."""
+        """Return the controller if it learns, else None."""
         return self.controller if isinstance(self.controller, PolicyController) else None
 
     def begin_round(self, round_index: int) -> None:
-        """Open the books of a round."""
+        """Reset the ledgers and counters for a new round."""
         self.controller.begin_round(round_index)
         self.tally = RoundTally()
         self.ledgers = [
@@ -145,7 +145,7 @@ class Control:
     def record(
         self, evidence: StepEvidence, decision: StepDecision, outcome: StepOutcome
     ) -> StepRecord:
-        """Reward what the decisions came to and remember the step."""
+        """Compute the rewards of a step and add it to the rollout."""
         self._close_failed(outcome.envs)
         penalties: list[PenaltyOutcome | None] = [None] * self.num_envs
         rewards: list[float | None] = [None] * self.num_envs
@@ -180,7 +180,7 @@ class Control:
         )
 
     def learn(self) -> RoundResult:
-        """Let the controller learn from the finished round."""
+        """Update the controller on the finished round."""
         learner, began_s = self.learner, time.perf_counter()
         metrics = None
         if learner is not None:
@@ -229,7 +229,7 @@ class Control:
         learner.sync_memory([env.lstm_hidden for env in outcome.envs if env is not None])
 
     def _contributions(self, evidence: StepEvidence) -> tuple[Tensor, Tensor]:
-        """Return what this very step measured of each slot, for the auxiliary predictor."""
+        """Return this step's measured contribution of each slot, for the auxiliary predictor."""
         slot_index = {slot_id: index for index, slot_id in enumerate(self.rules.slot_ids)}
         contributions = torch.zeros(self.num_envs, len(slot_index))
         is_measured = torch.zeros(self.num_envs, len(slot_index), dtype=torch.bool)
@@ -277,17 +277,17 @@ class Control:
                     self.learner.give_up(env_id)
 
     def _take_ended(self) -> tuple[EpisodeRecord, ...]:
-        """Return the episodes that are over and were not told yet, in the order of their ends."""
+        """Return the finished episodes not reported yet, in the order in which they ended."""
         ended = tuple(self._episodes.values())[self._num_told :]
         self._num_told = len(self._episodes)
         return ended
 
 
 def _check_legal(targets: Sequence[tuple[int, int]], legal_ops: Sequence[tuple[bool, ...]]) -> None:
-    """Refuse to estimate the value of a state in which nothing can be decided.
+    """Raise for a bootstrap state without a legal op.
 
-    The value does not depend on the masks. Waiting is always legal, so a row without a legal op
-    belongs to no env that could take another step.
+    The value does not depend on the masks. WAIT is always legal, so a row without a legal op
+    cannot belong to an env that could take another step.
     """
     for (env_id, step), row in zip(targets, legal_ops, strict=True):
         if not any(row):
@@ -320,4 +320,4 @@ _BLANK = TrainingSignals(
     loss_history=(),
     accuracy_history=(),
 )
-"""What the policy is shown of an env that is no longer there; nothing is learned from its row."""
+"""Placeholder observation of a failed env; its row is excluded from the rollout."""

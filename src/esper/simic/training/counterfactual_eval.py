@@ -1,4 +1,4 @@
-"""The fused validation pass: one walk over the data serves the network and all its ablations."""
+"""The fused validation pass: evaluates the network and all its ablations in one pass."""
 
 from collections.abc import Iterable
 from random import Random
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 NUM_PERMUTATIONS = 10
-"""Orders of joining that are sampled where the full factorial is out of reach; each is reversed."""
+"""Permutations sampled for Shapley values where all coalitions are too many; each also reversed."""
 
 
 def build_ablation_plan(
@@ -38,10 +38,10 @@ def build_ablation_plan(
     round_index: int,
     env_id: int,
 ) -> AblationPlan:
-    """Return what an env's validation pass evaluates.
+    """Return the ablations that an env's validation pass evaluates.
 
-    Fossils are left out one by one on the last step, and on every step where they are paid by
-    what they contribute.
+    Fossils are ablated one by one on the last step, and on every step if the reward depends on
+    their contribution.
     """
     plan = plan_ablations(
         reports, fossils_to_measure=_fossils_in(reports, is_last_step, reward_mode)
@@ -67,7 +67,7 @@ def _fossils_in(
 def process_fused_val_batch(
     env: ParallelEnvState, batch: Batch, plan: AblationPlan, autocast: Autocast
 ) -> None:
-    """Add one batch's losses and right predictions under every ablation of the plan."""
+    """Accumulate one batch's losses and correct predictions for every ablation of the plan."""
     with env.fence.entered(is_training=False):
         env.fence.await_transfers()
         env.fence.record_stream(batch.inputs, batch.targets)
@@ -82,7 +82,7 @@ def process_fused_val_batch(
 def materialize_attribution(
     env: ParallelEnvState, plan: AblationPlan
 ) -> tuple[list[float], list[float], AttributionEvidence]:
-    """Wait for the device once, read every ablation's mean loss and accuracy, and weigh them."""
+    """Read every ablation's mean loss and accuracy in one transfer and attribute contributions."""
     env.fence.synchronize()
     losses, accuracies = env.val.materialize_means()
     return losses, accuracies, attribute_contributions(plan, accuracies)
@@ -91,7 +91,7 @@ def materialize_attribution(
 def coalitions_of(
     plan: AblationPlan, losses: list[float], accuracies_pct: list[float]
 ) -> tuple[CoalitionResult, ...]:
-    """Return the accuracies of the active seeds' coalitions, for whoever looks at the run."""
+    """Return the accuracies of the active seeds' coalitions, for telemetry."""
     if not plan.active:
         return ()
     results = zip(plan.ablations, losses, accuracies_pct, strict=True)

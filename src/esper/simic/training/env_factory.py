@@ -1,4 +1,4 @@
-"""Env creation: a new host each round, with everything that trains, guards and watches it."""
+"""Env creation: a new host each round, with its optimizers, governor and tracker."""
 
 import math
 from collections.abc import Callable
@@ -29,21 +29,21 @@ __all__ = [
 ]
 
 HOST_SIDE: Final = torch.device("cpu")
-"""Where parameters are drawn, whatever device they go to: the same bits everywhere."""
+"""Parameters are initialized on the CPU for every target device, for identical bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvFactoryContext:
-    """What all envs of a run have in common."""
+    """Settings shared by all envs of a run."""
 
     config: TrainingConfig
     task: TaskSpec
     build_host: Callable[[TaskSpec, torch.Generator], nn.Module] | None
-    """None builds the host that the task describes."""
+    """None builds the host from the task's description."""
     fences: tuple[Fence, ...]
-    """One per env, kept for the whole run."""
+    """One per env, for the whole run."""
     uses_scaler: bool
-    """Half precision needs its gradients scaled."""
+    """float16 needs gradient scaling."""
     run_seed: int
 
 
@@ -76,7 +76,7 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
 
 
 def build_model(context: EnvFactoryContext, round_index: int, env_id: int) -> MorphogeneticModel:
-    """Build a host with its slots; nothing is drawn from torch's own generator."""
+    """Build a host with its slots, without using torch's global generator."""
     generator = _generator(context, StreamPurpose.INIT, round_index, env_id)
     host: nn.Module
     if context.build_host is None:
@@ -85,21 +85,21 @@ def build_model(context: EnvFactoryContext, round_index: int, env_id: int) -> Mo
         host = context.build_host(context.task, generator)
     set_dropout = getattr(host, "set_dropout_generator", None)
     if set_dropout is not None:
-        # Masks are drawn where the features are.
+        # Dropout masks are drawn on the device of the features.
         device = context.fences[env_id].device
         set_dropout(_generator(context, StreamPurpose.DROPOUT, round_index, env_id, device))
     return MorphogeneticModel(host, context.config.slots, context.config.lifecycle)
 
 
 def make_telemetry_callback(outbox: list[Payload]) -> Callable[[Payload], None]:
-    """Return what slots tell their news to: the env's outbox, which leaves with a lane's report."""
+    """Return the callback for slot events: they go to the env's outbox, sent with its outcome."""
     return outbox.append
 
 
 def configure_slot_telemetry(
     model: MorphogeneticModel, callback: Callable[[Payload], None]
 ) -> None:
-    """Let every slot of a model tell its news to `callback`."""
+    """Set the event callback of every slot of a model."""
     model.set_emit(callback)
 
 

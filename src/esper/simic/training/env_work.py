@@ -1,4 +1,4 @@
-"""What lanes do to envs, pass by pass: the work that the engine is handed."""
+"""The per-env work of lanes, pass by pass: the engine's EnvWork for training."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,12 +39,12 @@ from esper.tolaria.fences import drain
 __all__ = ["TrainingWork"]
 
 ValidationBatches = Callable[[], Iterable[Sequence[Batch]]]
-"""Walks a whole split; each item has one share per env."""
+"""Iterates over a whole split; each item has one sub-batch per env."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class TrainingWork:
-    """Carries out the passes of training; implements the engine's EnvWork."""
+    """Runs the passes of training; implements the engine's EnvWork."""
 
     context: EnvFactoryContext
     rules: TrainRules
@@ -52,31 +52,31 @@ class TrainingWork:
     masker: ActionMasker
     validation: ValidationBatches
     testing: ValidationBatches | None = None
-    """Walks the test split, which training never does; only an evaluation needs it."""
+    """Iterates over the test split; None in training, which never uses it."""
 
     def build(self, round_index: int, env_id: int) -> ParallelEnvState:
         """Build an env."""
         return create_env_state(self.context, round_index, env_id)
 
     def begin_train(self, env: ParallelEnvState, step: int) -> None:
-        """Start the step's sums, and put the network into training mode."""
+        """Reset the step's accumulators and put the network into training mode."""
         env.zero_accumulators()
         env.model.train()
         env.seed_optimizers.sync_with(env.model)
 
     def train_batch(self, env: ParallelEnvState, batch_index: int, batch: Batch) -> None:
-        """Train on the env's share of one batch."""
+        """Train on the env's sub-batch."""
         process_train_batch(env, batch, batch_index, self.rules)
 
     def finish_train(self, env: ParallelEnvState) -> None:
-        """Wait for the device once and read what the pass has accumulated."""
+        """Synchronize with the device once and read the accumulated results of the pass."""
         readings = materialize_train_pass(env)
         for slot_id, reading in readings.items():
             env.model.slot(slot_id).record_gradient(reading)
         env.alarms = seed_anomalies(readings, env.host_gradient_norm)
 
     def validate(self, env: ParallelEnvState, step: int, beat: Callable[[], None]) -> EnvEvidence:
-        """Validate the network and its ablations, and let the env take note of what was seen."""
+        """Validate the network and its ablations, and update the env's tracker and governor."""
         plan = self._plan(env, step)
         env.model.eval()
         env.start_validation(num_configs=len(plan.ablations))
@@ -94,7 +94,7 @@ class TrainingWork:
                 val_accuracy_pct=accuracies[0],
             )
         )
-        # Weights are judged before they are blessed.
+        # The governor checks the weights before it takes them as its snapshot.
         panic = env.governor.check(losses[0])
         if panic is None and env.governor.is_snapshot_due(step):
             with env.fence.entered(is_training=True):
@@ -127,7 +127,7 @@ class TrainingWork:
         failures: list[EnvFailure],
         beat: Callable[[], None],
     ) -> ActionExecutionResult:
-        """Carry out the decisions of a lane's envs and let the step pass."""
+        """Execute the decisions of a lane's envs and end the step."""
         return execute_actions(
             envs,
             decision,
@@ -138,8 +138,8 @@ class TrainingWork:
         )
 
     def test(self, env: ParallelEnvState, beat: Callable[[], None]) -> EnvTestResult:
-        """Measure the network as it is on data that no decision has seen."""
-        assert self.testing is not None, "this work was given no test data"
+        """Measure the network on the test split, which no decision has used."""
+        assert self.testing is not None, "no test data was passed"
         env.model.eval()
         env.start_validation(num_configs=1)
         for shares in self.testing():
@@ -148,11 +148,11 @@ class TrainingWork:
         return materialize_test_result(env)
 
     def snapshot(self, env: ParallelEnvState) -> dict[str, Any]:
-        """Copy what the network can be made from again."""
+        """Copy the state from which the network can be rebuilt."""
         return materialize_snapshot(env)
 
     def release(self, env: ParallelEnvState) -> None:
-        """Wait for the device, so that an env's memory can be used again."""
+        """Synchronize with the device, so that the env's memory can be reused."""
         drain(env.fence)
 
     def _plan(self, env: ParallelEnvState, step: int) -> AblationPlan:
@@ -168,7 +168,7 @@ class TrainingWork:
 
 
 def materialize_test_result(env: ParallelEnvState) -> EnvTestResult:
-    """Wait for the device once and read what the test pass has accumulated."""
+    """Synchronize with the device once and read the accumulated results of the test pass."""
     env.fence.synchronize()
     losses, accuracies = env.val.materialize_means()
     return EnvTestResult(
@@ -180,7 +180,7 @@ def materialize_test_result(env: ParallelEnvState) -> EnvTestResult:
 
 
 def materialize_snapshot(env: ParallelEnvState) -> dict[str, Any]:
-    """Wait for the device once and copy the network."""
+    """Synchronize with the device once and copy the network."""
     env.fence.synchronize()
     return materialize_grown_state(env.model)
 

@@ -1,4 +1,4 @@
-"""Where a coroutine runs: on a loop of the caller's thread, or beside the caller's own loop."""
+"""Runs a coroutine from synchronous code, also if the caller's thread already runs a loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def run_event_loop(main: Callable[[], Coroutine[Any, Any, T]], stop: StopFlag) -> T:
-    """Run a coroutine function to its end; beside a loop that is already running, on a thread.
+    """Run a coroutine function to completion, in a new thread if a loop is already running.
 
-    There nobody watches signals: an interrupt reaches the thread that waits, and is passed on.
+    That thread receives no signals: an interrupt is raised in the waiting thread and forwarded.
     """
     try:
         asyncio.get_running_loop()
@@ -35,5 +35,5 @@ def run_event_loop(main: Callable[[], Coroutine[Any, Any, T]], stop: StopFlag) -
 
 
 def _run_afresh(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    # A context taken over from the caller would tell anyio that this thread runs a loop already.
+    # With the caller's context, anyio would assume that this thread already runs a loop.
     return Context().run(partial(anyio.run, main))

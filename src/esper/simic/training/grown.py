@@ -1,4 +1,4 @@
-"""Grown networks as files: a host and the seeds that take part in it, and how they come back."""
+"""Saves and loads grown networks: a host and the seeds that contribute to its output."""
 
 import io
 from dataclasses import dataclass, field
@@ -39,23 +39,23 @@ _KIND: Final = "grown network"
 
 
 class GrownHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a grown network comes from, and what its file is read with."""
+    """Provenance of a grown network and the configuration needed to load it."""
 
     task: str
     host: HostSpec | None
-    """None for a host of the task's own making: the task's `build_host` makes it again."""
+    """None for a custom host, which the task's `build_host` rebuilds."""
     slots: tuple[str, ...]
     lifecycle: LifecycleRules
     pixel_mean: tuple[float, ...] | None = None
-    """Stored pixels become inputs by (pixel - mean) / std; None takes inputs as they are."""
+    """Inputs are normalised as (pixel - mean) / std; None leaves them unchanged."""
     pixel_std: tuple[float, ...] | None = None
     esper_version: str = __version__
 
 
 def materialize_grown_state(model: MorphogeneticModel) -> dict[str, Any]:
-    """Copy a network to the host's memory; seeds that take no part in its output stay behind.
+    """Copy a network to CPU memory, without the seeds that do not contribute to its output.
 
-    Only after the fence: the copies wait for the device.
+    Call only after the fence: the copies synchronize with the device.
     """
     state = model.state()
     kept = set(model.blended_slots())
@@ -76,7 +76,7 @@ def materialize_grown_state(model: MorphogeneticModel) -> dict[str, Any]:
 def save_grown(
     state: dict[str, Any], header: GrownHeader, path: Path, *, files: FileSystem | None = None
 ) -> None:
-    """Write a grown network, all or nothing."""
+    """Write a grown network atomically."""
     buffer = io.BytesIO()
     contents = {"version": GROWN_VERSION, "header": msgspec.to_builtins(header), "model": state}
     torch.save(contents, buffer)
@@ -90,28 +90,28 @@ def save_grown(
 
 @dataclass(frozen=True, slots=True)
 class GrownWriter:
-    """Writes the best network of a run, over and over, to one place."""
+    """Writes the best network of a run to one path, replacing the previous one."""
 
     path: Path
     header: GrownHeader
     files: FileSystem = field(default_factory=FileSystem)
 
     def save(self, state: dict[str, Any]) -> None:
-        """Put a better network in the place of the one before."""
+        """Replace the saved network by a better one."""
         save_grown(state, self.header, self.path, files=self.files)
 
 
 def read_grown_header(path: Path | str) -> GrownHeader:
-    """Tell where a grown network comes from, without building it."""
+    """Return the header of a grown network without building it."""
     header, _ = _read(Path(path))
     return header
 
 
 def load_grown(path: Path | str) -> nn.Module:
-    """Build the network that a file was written of: an ordinary module, in evaluation mode."""
+    """Load a grown network as an ordinary module in evaluation mode."""
     path = Path(path)
     header, state = _read(path)
-    # Weights are overwritten at once, so the seed of this generator does not matter.
+    # The initial weights are overwritten below, so the seed of this generator does not matter.
     host = _build_host(header, path, torch.Generator())
     set_dropout = getattr(host, "set_dropout_generator", None)
     if set_dropout is not None:
@@ -138,7 +138,7 @@ def _build_host(header: GrownHeader, path: Path, generator: torch.Generator) -> 
 
 def _unknown_host(task: str) -> str:
     return (
-        f"grew on a host that task {task!r} builds, and no such task is registered here; install "
+        f"uses a host built by task {task!r}, which is not registered; install "
         "its package, or call register_task with build_host first"
     )
 

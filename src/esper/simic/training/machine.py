@@ -1,4 +1,4 @@
-"""The machine: what bit-equality may be expected on, and how torch is made ready for threads."""
+"""The machine: its kind for bit-equality comparisons, and torch's threads and memory settings."""
 
 import ctypes
 import os
@@ -22,18 +22,18 @@ __all__ = [
 ]
 
 _M_ARENA_MAX: Final = -8
-"""Of glibc's malloc.h."""
+"""From glibc's malloc.h."""
 
 
 def compile_mode_for(asked: CompileMode, device: torch.device) -> CompileMode:
-    """Return how the policy is compiled: as asked, else not at all on the CPU."""
+    """Return the compile mode of the policy: as requested, else off on the CPU."""
     if asked is not CompileMode.AUTO:
         return asked
     return CompileMode.OFF if device.type == "cpu" else CompileMode.DEFAULT
 
 
 def machine_kind(device: torch.device, compile_mode: CompileMode) -> str:
-    """Return what two runs must share so that their bits may be compared."""
+    """Return a description of what two runs must share to be bit-equal."""
     parts = (
         f"torch {torch.__version__}",
         torch.backends.cpu.get_cpu_capability(),
@@ -46,15 +46,16 @@ def machine_kind(device: torch.device, compile_mode: CompileMode) -> str:
 
 
 def num_lanes_for(asked: int | None, num_envs: int) -> int:
-    """Return how many lanes to start: as asked, else one per env and at most one per core."""
+    """Return the number of lanes: as requested, else one per env, at most one per core."""
     return min(num_envs, asked or os.cpu_count() or 1)
 
 
 @contextmanager
 def one_thread_per_worker() -> Iterator[None]:
-    """Let every torch operation run on the thread that calls it, for as long as a run lasts.
+    """Disable torch's intra-op parallelism for the duration of a run.
 
-    Lanes are the parallelism here; and a sum that is split over threads depends on their number.
+    Lanes provide the parallelism, and the result of a sum split over threads depends on their
+    number.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -65,18 +66,18 @@ def one_thread_per_worker() -> Iterator[None]:
 
 
 def warm_up_math() -> None:
-    """Call the unary operations once before threads do: some libraries set up on first use."""
+    """Call the unary operations once before threads do: some libraries initialize on first use."""
     ones = torch.ones(8)
     for operation in (torch.exp, torch.log, torch.tanh, torch.sigmoid, torch.sqrt, torch.erf):
         operation(ones)
 
 
 def share_one_heap() -> None:
-    """Let threads that start from now on share one heap, where the C library is glibc.
+    """Make threads that start from now on share one malloc arena, if the C library is glibc.
 
-    By default each gets its own and keeps what it has freed, so that every lane and the control
-    thread hold the activations of their worst moment. Tensors are few and large: the lock costs
-    nothing that could be measured, and memory that is used again costs fewer page faults.
+    By default each thread has its own arena and retains freed memory, so that every lane and the
+    control thread hold their peak of activations. Tensors are few and large: the cost of the shared
+    lock is not measurable, and reused memory causes fewer page faults.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -84,7 +85,7 @@ def share_one_heap() -> None:
 
 
 def return_free_memory() -> None:
-    """Give what has been freed back to the system, where the C library is glibc."""
+    """Return freed memory to the system, if the C library is glibc."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -1,4 +1,4 @@
-"""One env: a host with its optimizers, governor and tracker, and what its passes accumulate."""
+"""One env: a host with its optimizers, governor and tracker, and the accumulators of its passes."""
 
 from dataclasses import dataclass, field
 
@@ -29,33 +29,33 @@ class GradientSample:
 
 @dataclass(eq=False, slots=True)
 class Accumulators:
-    """Sums over a pass, on the device until the pass is over."""
+    """Running sums of a pass, on the device until the pass is over."""
 
     loss: Tensor
     """Sum of batch means, [K]."""
     correct: Tensor
     """[K]."""
     total: int = 0
-    """Predictions counted by `correct`."""
+    """Number of predictions that `correct` is out of."""
     batches: int = 0
 
     @classmethod
     def zeros(cls, num_configs: int, device: torch.device) -> "Accumulators":
-        """Return sums of nothing."""
+        """Return zero-initialized accumulators."""
         return cls(
             loss=torch.zeros(num_configs, device=device),
             correct=torch.zeros(num_configs, device=device),
         )
 
     def add(self, loss: Tensor, correct: Tensor, total: int) -> None:
-        """Add one batch without looking at its numbers."""
+        """Add one batch without reading values from the device."""
         self.loss += loss.detach()
         self.correct += correct
         self.total += total
         self.batches += 1
 
     def materialize_means(self) -> tuple[list[float], list[float]]:
-        """Read mean losses and accuracies in percent, in one transfer; only after the fence."""
+        """Read mean losses and accuracies (%) in one transfer; call only after the fence."""
         both = torch.stack([self.loss / self.batches, 100.0 * self.correct / self.total])
         losses, accuracies = both.tolist()
         return losses, accuracies
@@ -63,7 +63,7 @@ class Accumulators:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ParallelEnvState:
-    """An env of one round; only the lane that owns it touches it."""
+    """An env of one round; accessed only by the lane that owns it."""
 
     env_idx: int
     round_index: int
@@ -77,34 +77,34 @@ class ParallelEnvState:
     governor: Governor
     signal_tracker: SignalTracker
     seed_generator: torch.Generator
-    """Draws the parameters of every seed that germinates here."""
+    """Generator for the initial parameters of all seeds of this env."""
     outbox: list[Payload] = field(default_factory=list)
-    """What the slots have told and no report has carried away yet."""
+    """Slot events that have not been sent with an outcome yet."""
     num_germinated: int = 0
     gradient_sample: GradientSample | None = None
     gradient_ratios: dict[str, float] = field(default_factory=dict)
-    """Smoothed, by seed id."""
+    """Smoothed values by seed id."""
     host_gradient_norm: float | None = None
     alarms: tuple[Payload, ...] = ()
-    """What this step's train pass came across."""
+    """Anomalies found in this step's train pass."""
     evidence: EnvEvidence | None = None
-    """What this step's validation saw."""
+    """Results of this step's validation."""
     train_loss: float = 0.0
     train_accuracy_pct: float = 0.0
     train: Accumulators = field(init=False)
     val: Accumulators = field(init=False)
     epoch_counts: dict[str, int] = field(init=False)
-    """Ops decided on each slot in this episode."""
+    """Number of ops on each slot in this episode, without WAIT."""
     epoch_successes: dict[str, int] = field(init=False)
     epoch_rewards: dict[str, float] = field(init=False)
-    """Raw rewards of the steps that acted on each slot."""
+    """Sum of the raw rewards of the steps that acted on each slot."""
     last_target: str | None = None
-    """The slot that the step before acted on, to which its reward belongs."""
+    """The slot that the previous step acted on, which is credited with that step's reward."""
     lstm_hidden: LstmRow = field(init=False)
-    """How much the policy remembers of this env; control owns the tensors."""
+    """Number of steps in the policy's LSTM state of this env; control owns the tensors."""
 
     def __post_init__(self) -> None:
-        """Refuse a stream without its device, and start with empty sums."""
+        """Reject a CUDA stream on a non-CUDA device, and create the accumulators."""
         if self.stream is not None and self.device.type != "cuda":
             raise ValueError(f"env {self.env_idx}: a CUDA stream cannot serve {self.device}")
         self.init_accumulators()
@@ -112,11 +112,11 @@ class ParallelEnvState:
 
     @property
     def stream(self) -> object | None:
-        """Return the CUDA stream of this env, or None where the device has none."""
+        """Return the CUDA stream of this env, or None if the device has no streams."""
         return getattr(self.fence, "stream", None)
 
     def init_accumulators(self) -> None:
-        """Create the sums of an episode."""
+        """Create the accumulators of an episode."""
         self.zero_accumulators()
         slot_ids = self.model.slot_config.slot_ids
         self.epoch_counts = dict.fromkeys(slot_ids, 0)
@@ -124,22 +124,22 @@ class ParallelEnvState:
         self.epoch_rewards = dict.fromkeys(slot_ids, 0.0)
 
     def zero_accumulators(self) -> None:
-        """Start the sums of a step anew."""
+        """Reset the accumulators for a new step."""
         self.train = Accumulators.zeros(1, self.device)
         self.gradient_sample = None
         self.alarms = ()
         self.start_validation(num_configs=1)
 
     def start_validation(self, num_configs: int) -> None:
-        """Start the sums of a validation pass over several configurations."""
+        """Create the accumulators of a validation pass over several configurations."""
         self.val = Accumulators.zeros(num_configs, self.device)
 
     def reset_lstm_hidden(self) -> None:
-        """Let the policy's memory of this env start anew; control obeys with the step's outcome."""
+        """Request a reset of this env's LSTM state; control applies it with the step's outcome."""
         self.lstm_hidden = LstmRow(index=self.env_idx)
 
     def slot_activity(self) -> tuple[SlotActivity, ...]:
-        """Return the sums of the episode so far, slot by slot in action order."""
+        """Return the activity of the episode so far for each slot, in action order."""
         return tuple(
             SlotActivity(
                 slot_id=slot_id,
@@ -152,8 +152,8 @@ class ParallelEnvState:
 
     @property
     def seen(self) -> EnvEvidence:
-        """Return what this step's validation saw."""
-        assert self.evidence is not None, f"env {self.env_idx} acts before it was validated"
+        """Return the results of this step's validation."""
+        assert self.evidence is not None, f"env {self.env_idx} acts before its validation"
         return self.evidence
 
     @property
@@ -163,7 +163,7 @@ class ParallelEnvState:
 
     @property
     def active_slot(self) -> str | None:
-        """Return the slot of the seed that is furthest on its way, fossils aside."""
+        """Return the slot of the seed in the most advanced stage, fossils excluded."""
         ongoing = [
             report
             for report in self.reports
@@ -174,13 +174,13 @@ class ParallelEnvState:
 
     @property
     def seed_stage(self) -> Stage:
-        """Return the stage of the seed in the active slot; DORMANT without one."""
+        """Return the stage of the seed in the active slot, or DORMANT if there is none."""
         slot_id = self.active_slot
         state = None if slot_id is None else self.model.slot(slot_id).state
         return Stage.DORMANT if state is None else state.stage
 
     def take_outbox(self) -> tuple[Payload, ...]:
-        """Hand over what the slots have told."""
+        """Return and clear the slot events."""
         taken = tuple(self.outbox)
         self.outbox.clear()
         return taken

@@ -1,4 +1,4 @@
-"""The learning controller: an agent that decides, remembers its rollout and learns from it."""
+"""The learning controller: a PPO agent that acts, stores its rollout and updates on it."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ __all__ = ["PolicyController", "StepFacts"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFacts:
-    """What became of a step, as the rollout remembers it; one entry per env."""
+    """The results of a step as stored in the rollout, one entry per env."""
 
     effective_ops: Sequence[Op]
     is_forced: Sequence[bool]
@@ -38,12 +38,12 @@ class StepFacts:
     contributions: Tensor  # [N, S]
     is_measured: Tensor  # bool [N, S]
     env_ids: Sequence[int]
-    """The envs that made the step."""
+    """The envs that completed the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pending:
-    """A decision whose outcome is not known yet."""
+    """A decision whose outcome is not yet known."""
 
     obs: Tensor
     blueprints: Tensor
@@ -53,7 +53,7 @@ class _Pending:
 
 @dataclass(eq=False, slots=True)
 class PolicyController:
-    """A recurrent policy for all envs; owns what it remembers of them."""
+    """A recurrent policy for all envs; owns their LSTM states."""
 
     agent: PPOAgent
     obs_normalizer: ObservationNormalizer
@@ -61,22 +61,22 @@ class PolicyController:
     slot_ids: tuple[str, ...]
     seed: int
     is_greedy: bool = False
-    """Takes the likeliest choices instead of sampling."""
+    """Takes the most likely actions instead of sampling."""
     name: str = "ppo"
     lstm_state: LstmState = field(init=False)
     _actions: torch.Generator = field(init=False)
     _round_index: int = 0
     _raw_obs: list[Tensor] = field(default_factory=list)
     last_observation: Tensor | None = None
-    """What the policy was last shown of the envs that are still there, normalised."""
+    """The last normalised observations of the envs that have not failed."""
     _pending: _Pending | None = None
 
     def __post_init__(self) -> None:
-        """Start as before the first round."""
+        """Initialize the state of the first round."""
         self.begin_round(0)
 
     def begin_round(self, round_index: int) -> None:
-        """Forget the envs of the round before, and start the round's own stream of numbers."""
+        """Reset the LSTM states and pending data, and seed the round's action stream."""
         self._round_index = round_index
         self.lstm_state = self.agent.initial_state()
         source = stream_seed(self.seed, purpose=StreamPurpose.ACTION, round=round_index)
@@ -85,7 +85,7 @@ class PolicyController:
         self._pending = None
 
     def forget(self, env_ids: Iterable[int]) -> None:
-        """Empty the memory of some envs."""
+        """Reset the LSTM state of some envs."""
         rows = torch.zeros(len(self.lstm_state.h), dtype=torch.bool, device=self.agent.device)
         rows[list(env_ids)] = True
         self.lstm_state = self.lstm_state.cleared(rows)
@@ -93,7 +93,7 @@ class PolicyController:
     def choose(self, situation: Situation) -> Choice:
         """Decide for all envs in one forward pass, with two transfers to the host."""
         is_live = [env is not None for env in situation.envs]
-        # The row of a quarantined env is made up; nothing may be learned from it.
+        # The row of a quarantined env is a placeholder; it must not enter any statistics.
         self._raw_obs.append(situation.observations.observations[is_live])
         obs, blueprints = self._seen(situation.observations)
         masks = _on_device(situation.masks, self.agent.device)
@@ -111,9 +111,9 @@ class PolicyController:
         )
 
     def remember(self, step: int, facts: StepFacts) -> None:
-        """Add a step to the rollout."""
+        """Add a step to the rollout buffer."""
         pending = self._pending
-        assert pending is not None, "there is no decision to remember"
+        assert pending is not None, "no decision is pending"
         rows = StepRows(
             obs=pending.obs,
             blueprints=pending.blueprints,
@@ -129,16 +129,16 @@ class PolicyController:
         self._pending = None
 
     def punish(self, env_id: int, penalty: float) -> PenaltyOutcome:
-        """End an env's segment by a rollback."""
+        """End an env's segment with the penalty of a rollback."""
         return self.agent.buffer.end_segment_with_penalty(env_id, penalty)
 
     def sync_memory(self, rows: Sequence[LstmRow]) -> None:
-        """Zero the memory of envs that start anew; that of the others must span their segment."""
+        """Zero the LSTM state of reset envs; that of the others must match their open segment."""
         for row in rows:
             num_open = self.agent.buffer.num_open_steps(row.index)
             if row.num_steps != num_open:
                 raise ContractError(
-                    f"env {row.index}: the policy's memory spans {row.num_steps} steps, "
+                    f"env {row.index}: the policy's LSTM state spans {row.num_steps} steps, "
                     f"the open segment {num_open}"
                 )
         emptied = [row.index for row in rows if row.num_steps == 0]
@@ -146,22 +146,22 @@ class PolicyController:
             self.forget(emptied)
 
     def give_up(self, env_id: int) -> None:
-        """Take back what was learned of an env that broke."""
+        """Discard the open segment of a failed env."""
         self.agent.buffer.discard_segment(env_id)
 
     def bootstrap(self, targets: Sequence[tuple[int, int]], after: ObservationBatch) -> None:
-        """End the segments that are cut off at these (env, step) pairs, and estimate what follows.
+        """Truncate the segments at these (env, step) pairs and bootstrap their values.
 
         Args:
             targets: pairs of env and step.
-            after: what each of these envs would show next, one row per target.
+            after: the next observation of each of these envs, one row per target.
         """
         buffer = self.agent.buffer
         for env_id, step in targets:
             last = buffer.truncate(env_id)
             if last != step:
                 raise ContractError(
-                    f"env {env_id}: cut off at step {step}, the rollout's segment ends at {last}"
+                    f"env {env_id}: truncated at step {step}, the rollout's segment ends at {last}"
                 )
         rows = torch.tensor([env_id for env_id, _ in targets], device=self.agent.device)
         obs, blueprints = self._seen(after)
@@ -169,7 +169,7 @@ class PolicyController:
         buffer.set_bootstrap_values(targets, values)
 
     def learn(self, num_updates: int, check_cancelled: Callable[[], None]) -> PPOMetrics:
-        """Learn from the finished round in up to `num_updates` updates; normalisers learn once."""
+        """Run up to `num_updates` PPO updates on the round; normalisers are updated once."""
         if self._raw_obs:
             self.obs_normalizer.update(torch.cat(self._raw_obs).to(self.agent.device))
         prepared = self.agent.prepare_round(self.reward_normalizer)
@@ -181,7 +181,7 @@ class PolicyController:
     def _update(
         self, prepared: PreparedRound, check_cancelled: Callable[[], None], index: int
     ) -> PPOMetrics:
-        # The first update's stream is the round's own, whether or not others follow.
+        # The first update uses the round's stream, so it does not depend on `num_updates`.
         source = stream_seed(
             self.seed, purpose=StreamPurpose.UPDATE, round=self._round_index, step=index or None
         )
@@ -193,7 +193,7 @@ class PolicyController:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the policy and its normalisers."""
+        """Return the state of the agent and its normalisers."""
         return {
             "agent": self.agent.state_dict(),
             "obs_normalizer": self.obs_normalizer.state_dict(),
@@ -201,7 +201,7 @@ class PolicyController:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the normalisers that a checkpoint kept; the agent is loaded by itself."""
+        """Load the normalisers from a checkpoint; the agent is loaded separately."""
         self.obs_normalizer.load_state_dict(state["obs_normalizer"])
         self.reward_normalizer.load_state_dict(state["reward_normalizer"])
 
@@ -212,13 +212,13 @@ class PolicyController:
 
 
 def materialize_actions(decision: Decision) -> list[list[int]]:
-    """Bring the stacked actions to the host, one list of head indices per env."""
+    """Transfer the stacked actions to the CPU, one list of head indices per env."""
     rows: list[list[int]] = decision.actions.T.tolist()
     return rows
 
 
 def materialize_diagnostics(decision: Decision) -> list[list[float]]:
-    """Bring the stacked diagnostics to the host, one list per env."""
+    """Transfer the stacked diagnostics to the CPU, one list per env."""
     rows: list[list[float]] = decision.diagnostics.T.tolist()
     return rows
 
@@ -267,7 +267,7 @@ def _name_of(head: Head, choice: int, action: ActionSpec) -> str:
 
 
 def _materialize_hash(observation: Tensor) -> str:
-    # Observations are built on the host, so this crosses no device.
+    # Observations are built on the CPU, so this needs no device transfer.
     return hashlib.sha256(observation.numpy().tobytes()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""A closer look at the running system: layers, observations, memory."""
+"""Diagnostics of a run: layer gradients, observation statistics, device memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from esper.tolaria.fences import Fence, MemoryStats
 __all__ = ["RunProbes"]
 
 HOST_FEATURES = 13
-"""Features of the host itself; the rest of the base is context."""
+"""Base features that describe the host; the others describe its context."""
 OUTLIER_SIGMA = 3.0
 NEAR_CLIP = 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProbes:
-    """Answers about one run; a controller that does not learn has little to look at."""
+    """Diagnostics of one run; most are empty for a controller that does not learn."""
 
     learner: PolicyController | None
     fences: tuple[Fence, ...]
@@ -31,23 +31,23 @@ class RunProbes:
     check_stability: Callable[[Mapping[str, float | None]], tuple[str, ...]]
 
     def layer_gradients(self) -> tuple[LayerGradient, ...]:
-        """Look at the policy's gradients layer by layer."""
+        """Return the policy's gradients layer by layer."""
         return () if self.learner is None else self.collect_layers(self.learner.agent.network)
 
     def unstable(self, update: PPOUpdateCompleted) -> tuple[str, ...]:
-        """Return the names of an update's figures that are not finite."""
+        """Return the names of an update's metrics that are not finite."""
         values = {name: getattr(update, name) for name in update.__struct_fields__}
         numbers = {name: value for name, value in values.items() if isinstance(value, float)}
         return self.check_stability(numbers)
 
     def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
-        """Ask the allocator of every device that the envs live on."""
+        """Return the memory statistics of every device that has envs."""
         by_device = {str(fence.device): fence for fence in self.fences}
         asked = ((device, fence.memory()) for device, fence in by_device.items())
         return tuple((device, stats) for device, stats in asked if stats is not None)
 
     def observation_stats(self) -> ObservationStats | None:
-        """Sum up what the policy was last shown, after normalisation."""
+        """Return statistics of the policy's last observations, after normalisation."""
         if self.learner is None or self.learner.last_observation is None:
             return None
         obs = self.learner.last_observation.double()

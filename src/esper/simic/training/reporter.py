@@ -1,4 +1,4 @@
-"""The reporter: turns what a run does into events and publishes them in program order."""
+"""The reporter: builds the events of a run and publishes them in program order."""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
@@ -51,13 +51,13 @@ MEMORY_WARNING_FRACTION = 0.85
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundFigures:
-    """What a round's tail of events is made of, beside the result itself."""
+    """Inputs of the events at the end of a round, in addition to its result."""
 
     summary: BatchSummary
     update: PPOUpdateCompleted | None
     alarms: tuple[Payload, ...]
     layers: tuple[LayerGradient, ...]
-    """The policy's gradients layer by layer, where somebody wants them."""
+    """The policy's gradients layer by layer; empty if no listener wants them."""
     state_before: RunState
     progress: float
     memory: tuple[tuple[str, MemoryStats], ...]
@@ -65,7 +65,7 @@ class RoundFigures:
 
 @dataclass(eq=False, slots=True)
 class Reporter:
-    """Everything a run says goes through here."""
+    """Publishes all events of a run."""
 
     hub: Hub
     config: TelemetryConfig
@@ -80,25 +80,25 @@ class Reporter:
     feeder_wait_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Go on with an escalation that a checkpoint brought along."""
+        """Continue an escalation restored from a checkpoint."""
         self.escalate(has_anomaly=False)
 
     async def timed(self, phase: str, work: Awaitable[T]) -> T:
-        """Await a phase of a step and measure it."""
+        """Await a phase of a step and measure its duration."""
         with self.profiler.phase(phase):
             return await work
 
     async def publish(self, drafts: list[Draft]) -> None:
-        """Send events, waiting for room without blocking the loop."""
+        """Publish events, waiting for queue space without blocking the event loop."""
         await self.hub.room()
         self.hub.publish(drafts)
 
     async def tell(self, payload: Payload) -> None:
-        """Send one event about the run as a whole."""
+        """Publish one run-level event."""
         await self.publish([Draft(payload)])
 
     def escalate(self, *, has_anomaly: bool) -> None:
-        """Tell more for a while after an anomaly, and less again when that is over."""
+        """Raise the event verbosity for some steps after an anomaly, then restore it."""
         self.escalation = handle_telemetry_escalation(
             self.hub, self.escalation, has_anomaly=has_anomaly, config=self.config
         )
@@ -111,7 +111,7 @@ class Reporter:
         record: StepRecord,
         observation_stats: ObservationStats | None,
     ) -> None:
-        """Tell a step."""
+        """Publish the events of a step."""
         drafts = step_events(
             evidence,
             decision,
@@ -127,7 +127,7 @@ class Reporter:
         self.escalate(has_anomaly=False)
 
     async def round(self, result: RoundResult, figures: RoundFigures) -> None:
-        """Tell a round's tail: alarms, update, stats, trend, end, and what it was made of."""
+        """Publish the events at the end of a round: alarms, update, statistics, trend, summary."""
         drafts: list[Draft] = []
         emit, summary, before = drafts.append, figures.summary, figures.state_before
         tally, scope = result.tally, EventScope(round=figures.summary.round)

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: finding it, reading it, and refusing what may not differ."""
+"""Resuming from a checkpoint: find it, read it, and reject incompatible configurations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,9 +31,9 @@ __all__ = [
 
 
 def resolve_job(layers: Sequence[tuple[str, Layer]]) -> tuple[Job, LoadedRun | None]:
-    """Return the job that layers ask for and, with `resume_path`, the checkpoint it goes on from.
+    """Return the job of the layers and, with `resume_path`, the checkpoint to resume from.
 
-    What the layers leave open is then taken from the checkpoint.
+    Keys that the layers do not set are then taken from the checkpoint.
     """
     job, _ = merge_job(*layers, tasks=all_tasks())
     wanted = job.run.resume_path
@@ -65,13 +65,13 @@ def find_latest(telemetry_dir: Path, task: str | None) -> Path:
             return checkpoint
     what = "a run" if task is None else f"a run of task {task!r}"
     raise UsageError(
-        f"{telemetry_dir} holds no checkpoint of {what}; give --resume a checkpoint's path, or "
-        "--telemetry-dir where the run was written"
+        f"{telemetry_dir} contains no checkpoint of {what}; pass the path of a checkpoint to "
+        "--resume, or the parent directory of the run to --telemetry-dir"
     )
 
 
 def load_run(path: Path) -> LoadedRun:
-    """Read the checkpoint that a run goes on from."""
+    """Read the checkpoint that a run resumes from."""
     stored = read_checkpoint(path)
     try:
         header = msgspec.convert(stored.pop("header", None), CheckpointHeader)
@@ -92,13 +92,13 @@ def load_run(path: Path) -> LoadedRun:
 
 
 def check_resumable(stored: TrainingConfig, asked: TrainingConfig) -> None:
-    """Refuse a configuration that would make the resumed run another run."""
+    """Reject a configuration that differs from the checkpoint's in more than its rounds."""
     for name, before, after in _differences(stored, asked, ""):
         if name == "n_episodes" and isinstance(after, int) and after > stored.n_episodes:
             continue
         raise ConfigError(
-            f"--resume: training.{name} was {before!r} and is now {after!r}; only more rounds may "
-            "be asked of a run, so leave it out, or start a new run"
+            f"--resume: training.{name} was {before!r} and is now {after!r}; only the number of "
+            "rounds of a resumed run can be increased: leave this key out, or start a new run"
         )
 
 
@@ -114,9 +114,9 @@ def _differences(
 
 
 def run_directory_of(loaded: LoadedRun, telemetry_dir: Path) -> Path:
-    """Return the directory of a checkpoint's run, which a copy of the checkpoint may be far from.
+    """Return the directory of a checkpoint's run, also for a copy of the checkpoint elsewhere.
 
-    It is where the checkpoint lies, or bears the run's id under `telemetry_dir`.
+    It is a parent of the checkpoint, or the directory named by the run id under `telemetry_dir`.
     """
     run_id = loaded.header.run_id
     for run_dir in (loaded.path.absolute().parent.parent, *telemetry_dir.glob(f"*_{run_id}")):
@@ -127,19 +127,19 @@ def run_directory_of(loaded: LoadedRun, telemetry_dir: Path) -> Path:
         if manifest.run_id == run_id:
             return run_dir
     raise UsageError(
-        f"{loaded.path}: the directory of its run {run_id} is neither around it nor in "
-        f"{telemetry_dir}; give --telemetry-dir where the run was written"
+        f"{loaded.path}: the directory of its run {run_id} is neither a parent of it nor in "
+        f"{telemetry_dir}; pass the parent directory of the run to --telemetry-dir"
     )
 
 
 def reopen_run(
     loaded: LoadedRun, telemetry_dir: Path, num_rounds: int
 ) -> tuple[Path, CheckpointLoaded]:
-    """Take a run's directory back to a checkpoint; return it and what there is to tell.
+    """Rewind a run's directory to a checkpoint; return the directory and the event to emit.
 
-    Later checkpoints are set aside before the log is cut: a crash in between leaves this one as
-    the latest, and its log is whole. If the log cannot be cut, nothing has changed. The manifest
-    then tells that the run has `num_rounds` from here on.
+    Later checkpoints are renamed before the log is truncated: a crash in between leaves this one
+    as the latest, with a complete log. If the log cannot be truncated, the renames are undone.
+    The manifest is then updated to `num_rounds`.
     """
     header = loaded.header
     run_dir = run_directory_of(loaded, telemetry_dir)

@@ -1,4 +1,4 @@
-"""The reward ledger: what one env's episode has earned so far, and what its next reward needs."""
+"""The reward ledger: rewards of one env's episode, and the state that its next reward needs."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -29,13 +29,13 @@ STABILITY_WINDOW: Final = 20
 
 
 def rollback_penalty(death_penalty: float) -> float:
-    """Return what a rollback costs: clamped like a reward, so that it weighs the same always."""
+    """Return the negative reward of a rollback, clipped like any other reward."""
     return -min(death_penalty, REWARD_CLIP)
 
 
 @dataclass(eq=False, slots=True)
 class EpisodeLedger:
-    """Follows one env through its episode; the rewards themselves keep nothing."""
+    """Reward state of one env's episode; the reward functions themselves are stateless."""
 
     env_id: int
     round_index: int
@@ -49,22 +49,22 @@ class EpisodeLedger:
     pending_credit: float = 0.0
     start_accuracy_pct: float | None = None
     rewards: list[float] = field(default_factory=list)
-    """Raw, one per step that ended without a rollback; a rollback empties its segment."""
+    """Raw rewards, one per step without a rollback; a rollback overwrites those of its segment."""
     segment_start: int = 0
-    """Index in `rewards` of the segment under way."""
+    """Index in `rewards` where the current segment starts."""
     last_paid_step: int | None = None
     num_germinated: int = 0
     num_pruned: int = 0
     num_fossilized: int = 0
     num_rollbacks: int = 0
     is_restored: bool = False
-    """The weights were put back since the last reward."""
+    """Whether a rollback has happened since the last reward."""
     last_evidence: EnvEvidence | None = None
     slots: tuple[SlotActivity, ...] = ()
-    """What the env reported of its slots, the last reward added."""
+    """The activity per slot reported by the env, with the last reward added."""
 
     def reward(self, evidence: EnvEvidence, outcome: EnvOutcome) -> RewardResult:
-        """Return what a step has earned and take note of it."""
+        """Compute and record the reward of a step."""
         if self.start_accuracy_pct is None:
             self.start_accuracy_pct = evidence.signals.val_accuracy_pct
         inputs = self._inputs(evidence, outcome)
@@ -83,10 +83,10 @@ class EpisodeLedger:
     def roll_back(
         self, evidence: EnvEvidence, outcome: EnvOutcome, penalty: float
     ) -> PenaltyOutcome:
-        """Forfeit the segment: its last step takes the penalty, those before it nothing.
+        """Zero the rewards of the segment and give its last step the penalty.
 
-        A step that panics never acted and earns nothing itself. What earlier steps have coming
-        stays: the fossil that earned a credit survives a rollback.
+        A step that panics did not act and has no reward of its own. Pending credits of earlier
+        steps remain: the fossil that earned a credit survives a rollback.
         """
         num_forfeited = len(self.rewards) - self.segment_start
         if num_forfeited:
@@ -105,7 +105,7 @@ class EpisodeLedger:
         )
 
     def record(self, *, outcome: EnvOutcome | None, success_accuracy_pct: float) -> EpisodeRecord:
-        """Sum the episode up; without an outcome the env broke before its end."""
+        """Return the record of the episode; `outcome` is None if the env failed before its end."""
         evidence = self.last_evidence
         accuracy = None if evidence is None else evidence.signals.val_accuracy_pct
         has_succeeded = accuracy is not None and accuracy >= success_accuracy_pct
@@ -132,7 +132,7 @@ class EpisodeLedger:
         )
 
     def _num_contributing(self, evidence: EnvEvidence | None, outcome: EnvOutcome | None) -> int:
-        """Count the fossils that the last validation found to be worth keeping."""
+        """Count the fossils that contributed in the last validation."""
         if evidence is None or outcome is None:
             return 0
         fossils = [report for report in outcome.reports if report.stage is Stage.FOSSILIZED]
@@ -151,7 +151,7 @@ class EpisodeLedger:
             num_steps=self.num_steps,
             val_accuracy_pct=signals.val_accuracy_pct,
             val_loss=signals.val_loss,
-            # A loss that a rollback has undone is nothing to improve upon.
+            # After a rollback the previous loss belongs to discarded weights: no improvement term.
             loss_delta=None if self.is_restored else signals.loss_delta,
             accuracy_since_start_pp=signals.val_accuracy_pct - start,
             stable_accuracy_pct=evidence.stable_accuracy_pct,
@@ -190,7 +190,7 @@ class EpisodeLedger:
                     self.num_germinated += 1
                 case SeedPruned(slot_id=slot_id):
                     self.num_pruned += 1
-                    # What this seed was helped with is not its successor's.
+                    # Scaffolding credits of this seed do not pass to its successor.
                     self.scaffolds = without_beneficiary(self.scaffolds, slot_id)
                 case SeedFossilized():
                     self.num_fossilized += 1
@@ -199,7 +199,7 @@ class EpisodeLedger:
 def _credited(
     slots: tuple[SlotActivity, ...], target_slot: str | None, reward: float
 ) -> tuple[SlotActivity, ...]:
-    """Add a step's reward to the slot that it acted on; its env learns of it a step later."""
+    """Add a step's reward to the slot that it acted on; the env receives it one step later."""
     return tuple(
         msgspec.structs.replace(slot, reward=(slot.reward or 0.0) + reward)
         if slot.slot_id == target_slot
@@ -209,7 +209,7 @@ def _credited(
 
 
 def _param_ratio(evidence: EnvEvidence | None, outcome: EnvOutcome | None) -> float:
-    """Return how much the host has grown; an env that broke is judged by what it last showed."""
+    """Return total over host parameters; for a failed env from its last evidence."""
     if evidence is None:
         return 1.0
     if outcome is None:

@@ -1,4 +1,4 @@
-"""The round's tally: how often each op was legal, decided and successful, and what it earned."""
+"""The round's tally: how often each op was legal, chosen and successful, and mean rewards."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ class RoundTally:
     """Counts over all envs and steps of one round."""
 
     num_decisions: int = 0
-    """Decisions asked for, those included that a rollback or a fault overtook."""
+    """Number of decisions, including those preempted by a rollback or a failure."""
     legal_counts: Counter[str] = field(default_factory=Counter)
     forced_count: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -28,19 +28,19 @@ class RoundTally:
     total_reward: float = 0.0
 
     def add_legality(self, legality: Sequence[Sequence[bool]], is_live: Sequence[bool]) -> None:
-        """Count what was legal, for the envs that are still there."""
+        """Count the legal ops of the envs that have not failed."""
         for row in (row for row, live in zip(legality, is_live, strict=True) if live):
             self.num_decisions += 1
             self.legal_counts.update(op.name for op in Op if row[op])
             self.forced_count += sum(row) == 1
 
     def add_outcome(self, outcome: EnvOutcome) -> None:
-        """Count a decision that was carried out, and whether it came to something."""
+        """Count an executed decision and whether it succeeded."""
         self.counts[outcome.outcome.action.op.name] += 1
         self.successes[outcome.outcome.action.op.name] += outcome.outcome.succeeded
 
     def add_reward(self, components: RewardComponents) -> None:
-        """Add up what a step has earned."""
+        """Add the reward components of a step."""
         self.components = RewardComponents.sum_of(self.components, components)
         self.num_rewards += 1
         self.total_reward += components.total()
@@ -52,7 +52,7 @@ class RoundTally:
         return RewardComponents(**{name: share * getattr(self.components, name) for name in fields})
 
     def action_distribution(self, slots: tuple[SlotActivity, ...]) -> ActionDistribution:
-        """Return how often each op was carried out and succeeded, and the sums of each slot."""
+        """Return how often each op was executed and succeeded, with the activity of each slot."""
         return ActionDistribution(
             counts={op.name: self.counts[op.name] for op in Op},
             successes={op.name: self.successes[op.name] for op in Op},
@@ -71,7 +71,7 @@ class RoundTally:
 def summed_activity(
     envs: Iterable[Iterable[SlotActivity]], slot_ids: Sequence[str]
 ) -> tuple[SlotActivity, ...]:
-    """Add up what was done to each slot over envs, in action order."""
+    """Sum the activity of each slot over all envs, in action order."""
     found = [slot for env in envs for slot in env]
     return tuple(
         SlotActivity(
@@ -85,6 +85,6 @@ def summed_activity(
 
 
 def materialize_legality(masks: ActionMasks) -> list[list[bool]]:
-    """Return which ops are legal for each env; masks are made on the host and cross nothing."""
+    """Return which ops are legal for each env; masks are on the CPU, so nothing is transferred."""
     rows: list[list[bool]] = masks.op.numpy().tolist()
     return rows

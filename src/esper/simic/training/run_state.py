@@ -1,4 +1,4 @@
-"""What a run remembers from round to round, beside the policy; part of every checkpoint."""
+"""The state of a run between rounds, apart from the policy; part of every checkpoint."""
 
 import math
 import statistics
@@ -17,11 +17,11 @@ __all__ = ["BestEnv", "RunState", "best_env_of"]
 
 ROLLING_ROUNDS: Final = 10
 HISTORY_ROUNDS: Final = 1_000
-"""The log tells of every round; what each checkpoint carries must not grow with the run."""
+"""Bounds the history, so that checkpoints do not grow with the run; the log has every round."""
 
 
 class BestEnv(msgspec.Struct, frozen=True, kw_only=True):
-    """The env whose network was measured to be the best, and what it is ranked by."""
+    """The env with the best network so far, and its score."""
 
     round: int
     env_id: int
@@ -30,7 +30,7 @@ class BestEnv(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters, trends and standings."""
+    """Counters, rolling accuracy, best results and history."""
 
     rounds_completed: int = 0
     episodes_completed: int = 0
@@ -42,7 +42,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     best_loss: float | None = None
     """Lowest round mean of the final losses so far."""
     best_env: BestEnv | None = None
-    """Whose network is kept as the run's grown network."""
+    """The env whose network is saved as the run's grown network."""
     final_accuracy_pct: float | None = None
     anomalies: AnomalyState = AnomalyState()
     scoreboard: Scoreboard = Scoreboard()
@@ -50,10 +50,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[BatchSummary, ...] = ()
     """The last rounds, oldest first."""
     duration_s: float = 0.0
-    """Of all rounds together."""
+    """Total over all rounds."""
 
     def rolling_with(self, accuracy_pct: float | None) -> float | None:
-        """Return the rolling mean after a round of this accuracy."""
+        """Return the rolling mean accuracy including a round of this accuracy."""
         window = self._window_with(accuracy_pct)
         return statistics.fmean(window) if window else None
 
@@ -74,7 +74,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def is_best(self, summary: BatchSummary, *, by_loss: bool) -> bool:
-        """Tell whether a round beats all before it: by accuracy, or for language models by loss."""
+        """Return whether a round is the best so far by accuracy, or by loss (language models)."""
         if by_loss:
             loss = _mean_loss(summary)
             return loss is not None and (self.best_loss is None or loss < self.best_loss)
@@ -88,7 +88,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def best_env_of(evidence: StepEvidence, *, by_loss: bool) -> BestEnv | None:
-    """Return the best of the envs that are whole; the first of equals."""
+    """Return the best env with a finite score; the first one on ties."""
     scores = {
         env.env_id: -env.signals.val_loss if by_loss else env.signals.val_accuracy_pct
         for env in evidence.envs

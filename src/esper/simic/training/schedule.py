@@ -7,14 +7,14 @@ __all__ = ["Schedule"]
 
 @dataclass(eq=False, slots=True)
 class Schedule:
-    """Rounds that are still to be done; a resumed run starts in the middle."""
+    """The remaining rounds; a resumed run starts at `first_round`."""
 
     num_rounds: int
     num_steps: int
     first_round: int = 0
 
     def rounds(self) -> range:
-        """Return the rounds to do."""
+        """Return the remaining rounds."""
         return range(self.first_round, self.num_rounds)
 
     def steps(self) -> range:
@@ -22,5 +22,5 @@ class Schedule:
         return range(self.num_steps)
 
     def progress_after(self, round_index: int) -> float:
-        """Return the share of the run that is done after a round."""
+        """Return the completed fraction of the run after a round."""
         return (round_index + 1) / self.num_rounds
