@@ -217,7 +217,7 @@ def test_hole_inside_an_open_segment_is_refused() -> None:
     record(buffer, 0)
     record(buffer, 1, env_ids=[0])
 
-    with pytest.raises(ContractError, match="the step before is missing"):
+    with pytest.raises(ContractError, match="the previous step is missing"):
         record(buffer, 2, env_ids=[1])
 
 

@@ -1,4 +1,4 @@
-"""Owns generalised advantage estimation over segments."""
+"""Generalised advantage estimation (GAE) over segments."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ __all__ = ["Advantages", "compute_gae"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:
-    """What a rollout was worth, [envs, steps]; 0 in rows that are not valid."""
+    """Advantages and returns of a rollout, [envs, steps]; 0 in invalid rows."""
 
     advantages: Tensor
     returns: Tensor
@@ -27,16 +27,16 @@ def compute_gae(
     gamma: float,
     gae_lambda: float,
 ) -> Advantages:
-    """Estimate advantages backwards through each env's segments, all envs at once.
+    """Compute GAE backwards through the segments of all envs at once.
 
     Args:
-        rewards: [envs, steps], as are all that follow.
+        rewards: [envs, steps], like all tensors below.
         values: V on the scale of the rewards.
-        bootstrap_values: V of what follows a truncated segment; 0 where a segment is terminal.
-        ends: the last row of each segment, be it terminal or truncated.
-        valid: rows that hold a transition; a row before one that does not must be an end.
+        bootstrap_values: V of the state after a truncated segment; 0 for a terminal segment.
+        ends: the last row of each segment, terminal or truncated.
+        valid: rows with a transition; a valid row before an invalid one must be an end.
         gamma: discount per step.
-        gae_lambda: decay of the estimator.
+        gae_lambda: GAE lambda.
     """
     following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), dim=1)
     td_errors = rewards + gamma * torch.where(ends, bootstrap_values, following) - values

@@ -1,4 +1,4 @@
-"""Owns the PPO agent: what the trainer sees of it, and what a checkpoint keeps of it."""
+"""The PPO agent: its interface to the trainer and its checkpoint state."""
 
 import pickle
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ AGENT_STATE_VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _BeforeUpdate:
-    """What was measured before the first optimizer step; nothing, when the round had no row."""
+    """Metrics from before the first optimizer step; empty if the round had no rows."""
 
     returns: ReturnMetrics | None = None
     op_q_values: tuple[float, ...] = ()
@@ -57,22 +57,22 @@ class _BeforeUpdate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRound:
-    """A finished round; constant over all of its updates."""
+    """A finished round, prepared for its updates and constant over all of them."""
 
     batch: UpdateBatch | None = None
-    """None when the round had no row."""
+    """None if the round had no rows."""
     before: _BeforeUpdate = field(default_factory=_BeforeUpdate)
 
 
 @dataclass(eq=False, slots=True)
 class PPOAgent:
-    """A policy network with its optimizer, its rollout and its place in the schedules."""
+    """A policy network with its optimizer, rollout buffer and schedule position."""
 
     config: PPOConfig
     network: PolicyNetwork
     device: torch.device
     num_updates: int = 0
-    """Rounds whose updates took at least one optimizer step; the schedules follow it."""
+    """Rounds with at least one optimizer step; the coefficient schedules depend on it."""
     optimizer: AdamW = field(init=False)
     buffer: RolloutBuffer = field(init=False)
     value_normalizer: ValueNormalizer = field(init=False)
@@ -91,17 +91,17 @@ class PPOAgent:
         generator: torch.Generator,
         device: torch.device | str = "cpu",
     ) -> "PPOAgent":
-        """Return a new agent whose initial weights come from this generator."""
+        """Return a new agent with initial weights drawn from this generator."""
         network = PolicyNetwork(config.policy, generator)
         return cls(config=config, network=network, device=torch.device(device))
 
     def fit_rollout(self, *, num_envs: int, num_steps: int) -> None:
-        """Make room for rounds of another shape than it has learned from; what it knows stays."""
+        """Resize the rollout buffer for another number of envs or steps; the weights stay."""
         self.config = msgspec.structs.replace(self.config, num_envs=num_envs, num_steps=num_steps)
         self.buffer = _build_buffer(self.config, self.device)
 
     def initial_state(self) -> LstmState:
-        """Return the memory of envs that have seen nothing."""
+        """Return the initial LSTM state of all envs."""
         return self.network.initial_state(self.config.num_envs)
 
     def decide(
@@ -113,19 +113,19 @@ class PPOAgent:
         *,
         generator: torch.Generator | None,
     ) -> Decision:
-        """Choose for all envs; without a generator, take the likeliest choices."""
+        """Choose actions for all envs; without a generator, take the most likely ones."""
         return self.network.decide(obs, blueprints, masks, state, generator=generator)
 
     @torch.no_grad()
     def bootstrap_values(self, obs: Tensor, blueprints: Tensor, state: LstmState) -> Tensor:
-        """Return V of what follows truncated steps, with the memory that those steps left."""
+        """Return V of the states after truncated steps, given the LSTM state after these steps."""
         return self.network.step(obs, blueprints, state).values
 
     def prepare_round(self, reward_normalizer: RewardNormalizer) -> PreparedRound:
         """Return the finished round in the buffer, ready for its updates.
 
-        Advantages, value targets and both scales are computed here, once, however many updates
-        follow. The reward normaliser puts the raw rewards on scale and learns from them.
+        Advantages, value targets and both scales are computed here once for all updates of the
+        round. The reward normaliser scales the raw rewards and is updated with them.
         """
         batch = self.buffer.batch()
         if self.buffer.num_rows == 0:
@@ -151,13 +151,13 @@ class PPOAgent:
         rollout_state: LstmState | None = None,
         check_cancelled: Callable[[], None] | None = None,
     ) -> PPOMetrics:
-        """Make one PPO update on a prepared round; ratios compare with the rollout's own policy.
+        """Run one PPO update on a prepared round; ratios are relative to the rollout's policy.
 
         Args:
             prepared: the round.
-            generator: decides the order of env rows; on the CPU.
-            rollout_state: the memory at the end of the rollout, for the metrics.
-            check_cancelled: called between minibatches; what it raises ends the update.
+            generator: CPU generator for the order of env rows.
+            rollout_state: the LSTM state at the end of the rollout, for the metrics.
+            check_cancelled: called between minibatches; may raise to end the update.
         """
         trace = UpdateTrace()
         if prepared.batch is not None:
@@ -173,12 +173,12 @@ class PPOAgent:
         return self._metrics(prepared.before, trace, rollout_state)
 
     def finish_round(self, metrics: PPOMetrics) -> None:
-        """Move the schedules on, if the round's updates learned anything, and empty the buffer."""
+        """Advance the schedules if the round took an optimizer step, and reset the buffer."""
         self.num_updates += metrics.has_learned
         self.buffer.reset()
 
     def estimate_advantages(self, reward_normalizer: RewardNormalizer) -> Advantages:
-        """Return what the finished round was worth; the normaliser learns from it once."""
+        """Return the advantages of the finished round; updates the reward normaliser once."""
         batch = self.buffer.batch()
         is_paid = batch.valid & ~batch.is_forfeited
         normalized = reward_normalizer.normalize_round(batch.rewards, is_paid)
@@ -193,18 +193,18 @@ class PPOAgent:
         )
 
     def _returns_of(self, values: Tensor) -> Tensor:
-        """Return what the value head's outputs promise, as far as rewards can keep it.
+        """Denormalise value head outputs, clamped to the largest possible return.
 
-        In short episodes most of a return is the value that it is cut off with, and that value's
-        scale is the spread of such returns: without a bound they push each other up.
+        In short episodes most of a return is its bootstrap value, whose scale in turn comes from
+        the spread of such returns: without a bound this feedback diverges.
         """
         limit = self.config.largest_return
         return self.value_normalizer.denormalize(values).clamp(-limit, limit)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a checkpoint keeps; loadable with weights_only.
+        """Return the agent's checkpoint state; loadable with weights_only.
 
-        The buffer is not part of it: checkpoints are taken between rounds, when it is empty.
+        The buffer is not included: checkpoints are taken between rounds, when it is empty.
         """
         return {
             "version": AGENT_STATE_VERSION,
@@ -219,14 +219,14 @@ class PPOAgent:
     def from_state(
         cls, state: Mapping[str, Any], *, device: torch.device | str = "cpu"
     ) -> "PPOAgent":
-        """Return the agent that `state_dict` was taken of."""
+        """Return the agent restored from a `state_dict`."""
         if state["version"] != AGENT_STATE_VERSION:
             raise UnreadableFileError(
                 "agent state",
                 f"has version {state['version']}, this Esper reads {AGENT_STATE_VERSION}",
             )
         config = msgspec.convert(state["config"], PPOConfig)
-        # Weights are overwritten at once, so the seed of this generator does not matter.
+        # The initial weights are overwritten below, so the seed of this generator does not matter.
         agent = cls.build(config, generator=torch.Generator(), device=device)
         agent.network.load_state_dict(state["network"])
         agent.optimizer.load_state_dict(state["optimizer"])
@@ -235,11 +235,11 @@ class PPOAgent:
         return agent
 
     def save(self, path: Path | str) -> None:
-        """Write the agent alone to a file that `load` reads."""
+        """Save the agent, without a run, to a file that `load` reads."""
         torch.save({"agent": self.state_dict()}, path)
 
     def check_fits(self, *, n_envs: int, num_steps: int) -> None:
-        """Refuse a state that belongs to a run of another size, or to no run at all."""
+        """Raise if the restored state has another number of envs or steps, or invalid shapes."""
         found = (self.config.num_envs, self.config.num_steps)
         if found != (n_envs, num_steps):
             raise ValueError(f"policy of {found} envs and steps, not {(n_envs, num_steps)}")
@@ -250,7 +250,7 @@ class PPOAgent:
 
     @classmethod
     def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> "PPOAgent":
-        """Read the agent from a checkpoint, be it of the agent alone or of a whole run."""
+        """Load the agent from a checkpoint of the agent or of a whole run."""
         try:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
             state = checkpoint["agent"]
@@ -324,7 +324,7 @@ def _build_buffer(config: PPOConfig, device: torch.device) -> RolloutBuffer:
 
 
 def _build_optimizer(network: PolicyNetwork, config: PPOConfig) -> AdamW:
-    """Return Adam over everything; only the critics decay, if anything does."""
+    """Return AdamW over all parameters; weight decay, if any, applies to the critics only."""
     critics = [*network.value.parameters(), *network.q.parameters()]
     known = set(critics)
     others = [parameter for parameter in network.parameters() if parameter not in known]

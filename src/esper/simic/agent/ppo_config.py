@@ -1,4 +1,4 @@
-"""Owns the settings of the PPO agent and the schedules that follow from them."""
+"""The settings of the PPO agent and the coefficient schedules derived from them."""
 
 import math
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ __all__ = ["Coefficients", "PPOConfig", "coefficients_at", "ppo_config_from"]
 NUM_MINIBATCHES = 4
 
 PerHead = tuple[float, ...]
-"""One number per head, in canonical order."""
+"""One value per head, in canonical order."""
 
 
 class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that an update depends on; a checkpoint carries it whole."""
+    """All settings that an update depends on; stored in every checkpoint."""
 
     policy: PolicySpec
     slot_ids: tuple[str, ...]
@@ -27,7 +27,7 @@ class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_steps: int
     lr: float = 3e-4
     weight_decay: float = 0.0
-    """Of the critics only."""
+    """Weight decay of the critics."""
     max_grad_norm: float = 5.0
     num_epochs: int = 4
     clip_ratio: float = 0.2
@@ -36,7 +36,7 @@ class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gae_lambda: float = 0.98
     advantage_std_floor: float = 0.1
     return_variance_floor: float = 1.0
-    """Below it explained variance is measured against the floor, and flagged."""
+    """Lower bound of the denominator of explained variance; smaller variances are flagged."""
     forced_value_weight: float = 0.2
     """Weight of steps without a choice in the critics' losses."""
     value_coef: float = 0.5
@@ -57,19 +57,19 @@ class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def rows_per_minibatch(self) -> int:
-        """Return how many envs' rows one optimizer step looks at."""
+        """Return the number of env rows per minibatch."""
         return math.ceil(self.num_envs / NUM_MINIBATCHES)
 
     @property
     def largest_return(self) -> float:
-        """Return what a return comes to when every reward is as large as it can be."""
+        """Return the discounted return if every reward is at its clip limit."""
         return REWARD_CLIP / (1.0 - self.gamma) if self.gamma < 1.0 else math.inf
 
 
 def ppo_config_from(
     training: TrainingConfig, *, obs_dim: int, entropy_anneal_updates: int
 ) -> PPOConfig:
-    """Return the agent's part of a run's configuration."""
+    """Return the agent's settings from a run's configuration."""
     policy = PolicySpec(
         obs_dim=obs_dim,
         num_slots=len(training.slots),
@@ -108,7 +108,7 @@ def ppo_config_from(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coefficients:
-    """The weights of the loss terms in one update."""
+    """The coefficients of the loss terms in one update."""
 
     entropy: float
     value: float
@@ -117,8 +117,8 @@ class Coefficients:
 
 
 def coefficients_at(config: PPOConfig, num_updates: int) -> Coefficients:
-    """Return the weights after this many successful updates."""
-    # Without annealing the entropy coefficient stays where it starts.
+    """Return the coefficients after this many successful updates."""
+    # Without annealing the entropy coefficient keeps its start value.
     annealed = _progress(num_updates, config.entropy_anneal_updates, when_instant=0.0)
     entropy = _between(config.entropy_coef_start, config.entropy_coef_end, annealed)
     warmed = _progress(num_updates, config.value_warmup_updates, when_instant=1.0)
@@ -140,7 +140,7 @@ def _between(start: float, end: float, progress: float) -> float:
 
 
 def _floor_factor(progress: float) -> float:
-    """Return how hard entropy floors are held: harder at first, half as hard at the end."""
+    """Return the factor of the entropy floor penalty: 1.5 at first, falling to 0.5 at the end."""
     if progress < 0.25:
         return 1.5
     if progress < 0.75:

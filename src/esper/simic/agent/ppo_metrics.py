@@ -1,7 +1,7 @@
-"""Owns what an update measures: the figures, how each is reduced, and the event they become.
+"""The metrics of an update: their fields, how each is reduced, and the event they become.
 
-A figure is None when it was never measured. Figures are packed on the device in the order of
-their declaration and cross to the host in one piece.
+A metric is None if it was not measured. Metrics are packed on the device in the order of their
+declaration and transferred to the CPU at once.
 """
 
 import math
@@ -33,37 +33,37 @@ __all__ = [
 
 T = TypeVar("T")
 
-# --- Reducers: how several measurements become one; those that are None do not count ------------
+# --- Reducers: combine several measurements into one, ignoring None -----------------------------
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of what was measured."""
+    """Return the mean of the values that are not None."""
     measured = [value for value in values if value is not None]
     return sum(measured) / len(measured) if measured else None
 
 
 def max_of(values: Sequence[float | None]) -> float | None:
-    """Return the largest of what was measured."""
+    """Return the largest value that is not None."""
     return max((value for value in values if value is not None), default=None)
 
 
 def min_of(values: Sequence[float | None]) -> float | None:
-    """Return the smallest of what was measured."""
+    """Return the smallest value that is not None."""
     return min((value for value in values if value is not None), default=None)
 
 
 def first_of(values: Sequence[T]) -> T:
-    """Return the first."""
+    """Return the first value."""
     return values[0]
 
 
 def last_of(values: Sequence[T]) -> T:
-    """Return the last."""
+    """Return the last value."""
     return values[-1]
 
 
 def last_measured_of(values: Sequence[T | None]) -> T | None:
-    """Return the last that was measured."""
+    """Return the last value that is not None."""
     return next((value for value in reversed(values) if value is not None), None)
 
 
@@ -84,7 +84,7 @@ def reduced(items: Sequence[T]) -> T:
 
 
 def reduced_if_any(items: Sequence[T | None]) -> T | None:
-    """Reduce those that exist."""
+    """Reduce the items that are not None."""
     present = [item for item in items if item is not None]
     return reduced(present) if present else None
 
@@ -111,12 +111,12 @@ Flag: TypeAlias = Annotated[bool, any]
 First = Annotated[T, first_of]
 Last = Annotated[T, last_of]
 
-# --- Figures --------------------------------------------------------------------------------------
+# --- Metrics --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossMetrics:
-    """One optimizer step, or several reduced."""
+    """Metrics of one optimizer step, or of several reduced."""
 
     policy_loss: Mean
     value_loss: Mean
@@ -141,7 +141,7 @@ class LossMetrics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadMetrics:
-    """One head in one optimizer step, or in several reduced."""
+    """Metrics of one head in one optimizer step, or of several reduced."""
 
     entropy: Mean
     learnable_fraction: Mean
@@ -182,16 +182,16 @@ class ReturnMetrics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOMetrics:
-    """Everything that one update measured, or the updates of a round reduced."""
+    """All metrics of one update, or of a round's updates reduced."""
 
     losses: Annotated[LossMetrics | None, reduced_if_any]
-    """None when no optimizer step was taken."""
+    """None if no optimizer step was taken."""
     heads: Annotated[Mapping[Head, HeadMetrics], reduced_heads]
-    """Empty when no optimizer step was taken."""
+    """Empty if no optimizer step was taken."""
     returns: First[ReturnMetrics | None]
-    """Of the rollout, which all updates of a round share; None when the round had no row."""
+    """Metrics of the rollout, shared by all updates of a round; None if the round had no rows."""
     op_q_values: First[tuple[float, ...]]
-    """Mean over the envs' first steps, in the order of ops; empty when the round had no row."""
+    """Mean over the envs' first steps, in op order; empty if the round had no rows."""
     lstm_update: Annotated[LstmHealth | None, last_measured_of]
     lstm_rollout: Last[LstmHealth | None]
     learning_rate: Last[float]
@@ -205,24 +205,24 @@ class PPOMetrics:
     nan_gradient_count: Count
     inf_gradient_count: Count
     usable_steps: First[int]
-    """Of the rollout, as are the next two."""
+    """A count of the rollout, like the next two."""
     rollback_count: First[int]
     rollback_steps_forfeited: First[int]
     kl_stop_epoch: Annotated[int | None, min_of]
-    """The inner epoch in which the KL stop ended the update; None when it ran to its end."""
+    """The epoch in which the KL early stop ended the update; None if it completed."""
     kl_divergence: Max
-    """The last one looked at: where the KL stop fired, that of the step that was not taken."""
+    """KL of the last minibatch; after a KL early stop, that of the step that was not taken."""
     nonfinite: Annotated[tuple[str, ...], joined]
-    """Heads, critics or gradients that were not finite in a skipped step."""
+    """Names of heads, critics or gradients that were not finite in a skipped step."""
 
     @property
     def has_learned(self) -> bool:
-        """Tell whether at least one optimizer step was taken."""
+        """Return whether at least one optimizer step was taken."""
         return self.num_optimizer_steps > 0
 
     @property
     def skip_reason(self) -> str | None:
-        """Return why nothing was learned, or None."""
+        """Return why no optimizer step was taken, or None."""
         if self.has_learned:
             return None
         if self.num_finiteness_skips:
@@ -234,19 +234,19 @@ class PPOMetrics:
 
 
 def pack(kind: type, **figures: Tensor) -> Tensor:
-    """Stack figures [...] in the order in which `kind` declares them, [num_fields, ...]."""
+    """Stack metrics [...] in the order in which `kind` declares them, [num_fields, ...]."""
     return torch.stack([figures[item.name].float() for item in fields(kind)])
 
 
 def materialize_figures(kind: type[T], packed: Sequence[Tensor]) -> list[T]:
-    """Bring packed figures to the host in one transfer; what is NaN was not measured."""
+    """Transfer packed metrics to the CPU at once; NaN becomes None (not measured)."""
     names = [item.name for item in fields(kind)]  # type: ignore[arg-type]
     rows = torch.stack(list(packed)).tolist()
     return [kind(**dict(zip(names, map(_measured, row), strict=True))) for row in rows]
 
 
 def materialize_heads(packed: Sequence[Tensor]) -> list[dict[Head, HeadMetrics]]:
-    """Bring packed figures of all heads, [num_fields, heads] each, to the host in one transfer."""
+    """Transfer packed metrics of all heads, [num_fields, heads] each, to the CPU at once."""
     by_head = [tensor.T for tensor in packed]
     flat = materialize_figures(HeadMetrics, list(torch.cat(by_head)))
     rows = [flat[first : first + len(HEADS)] for first in range(0, len(flat), len(HEADS))]
@@ -283,13 +283,13 @@ def _measured(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-# --- To the bus -----------------------------------------------------------------------------------
+# --- To events ------------------------------------------------------------------------------------
 
 
 def ppo_update_event(metrics: PPOMetrics, update_ms: float) -> PPOUpdateCompleted:
     """Return the event of an update that took at least one optimizer step."""
-    assert metrics.losses is not None, "no optimizer step, no such event"
-    assert metrics.returns is not None, "no optimizer step without rows"
+    assert metrics.losses is not None, "no optimizer step was taken"
+    assert metrics.returns is not None, "the round had no rows"
     known = {
         **asdict(metrics.losses),
         **asdict(metrics.returns),

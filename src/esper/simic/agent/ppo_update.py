@@ -1,4 +1,4 @@
-"""Owns the PPO update: advantages, ratios, losses, clipping, the KL stop and the finiteness gate.
+"""The PPO update: advantages, ratios, losses, clipping, KL early stop and finiteness check.
 
 Shapes: N envs (rows), T steps, K heads, W widest head.
 """
@@ -42,7 +42,7 @@ KL_STOP_FACTOR: Final = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateBatch:
-    """What the losses look at; constant over all inner epochs."""
+    """The inputs of the losses; constant over all epochs."""
 
     obs: Tensor  # [N, T, D]
     blueprints: Tensor  # [N, T, S]
@@ -60,7 +60,7 @@ class UpdateBatch:
     contributions: Tensor  # [N, T, S]
     is_measured: Tensor  # [N, T, S]
     cuts: tuple[tuple[int, ...], ...]
-    """Per row, the steps after the first at which a segment starts."""
+    """For each row, the steps other than the first at which a segment starts."""
 
     def rows(self, index: Sequence[int]) -> "UpdateBatch":
         """Return the rows of these envs."""
@@ -73,13 +73,13 @@ class UpdateBatch:
         return UpdateBatch(**tensors, cuts=tuple(self.cuts[row] for row in index))
 
     def all_cuts(self) -> list[int]:
-        """Return every step after the first at which some row starts a segment."""
+        """Return every step other than the first at which some row starts a segment."""
         return sorted({step for cuts in self.cuts for step in cuts})
 
 
 @dataclass(eq=False, slots=True)
 class UpdateTrace:
-    """What happened in the course of an update; figures stay on the device until its end."""
+    """The record of an update; metrics stay on the device until its end."""
 
     losses: list[Tensor] = field(default_factory=list)
     heads: list[Tensor] = field(default_factory=list)
@@ -95,7 +95,7 @@ class UpdateTrace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """The stored actions under the current weights."""
+    """The stored actions evaluated with the current weights."""
 
     output: PolicyOutput
     log_probs: Tensor  # [N, T, K]
@@ -107,7 +107,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratios:
-    """How much likelier the stored actions have become."""
+    """Probability ratios of the stored actions, new policy over old policy."""
 
     heads: Tensor  # [N, T, K]
     joint: Tensor  # [N, T]
@@ -122,12 +122,12 @@ class Losses:
     value: Tensor
     q: Tensor
     entropy: Tensor
-    """The bonus: entropies weighted by head, to be subtracted."""
+    """Entropy bonus: entropies weighted by head, to be subtracted."""
     floor_penalty: Tensor
     contribution: Tensor
 
     def total(self, weights: Coefficients) -> Tensor:
-        """Return what is minimised."""
+        """Return the weighted total loss."""
         return (
             self.policy
             + weights.value * (self.value + 0.5 * self.q)
@@ -139,7 +139,7 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Verdict:
-    """What the host needs to know before it lets the optimizer step."""
+    """The values on the CPU that decide whether the optimizer steps."""
 
     kl_divergence: float
     is_finite: bool
@@ -154,7 +154,7 @@ def build_update_batch(
     value_targets: Tensor,
     config: PPOConfig,
 ) -> UpdateBatch:
-    """Prepare everything that does not change over the inner epochs."""
+    """Prepare everything that is constant over the epochs."""
     space = network.space
     ops = batch.actions[..., -1]
     available = space.available_masks(batch.masks)
@@ -181,7 +181,7 @@ def build_update_batch(
 
 
 def normalized_advantages(advantages: Tensor, valid: Tensor, config: PPOConfig) -> Tensor:
-    """Centre and scale over all valid steps; a small spread is not blown up."""
+    """Standardise over all valid steps, with a lower bound on the standard deviation."""
     mean = _masked_mean(advantages, valid)
     std = _masked_mean((advantages - mean).square(), valid).sqrt()
     scale = std.clamp_min(config.advantage_std_floor) + 1e-8
@@ -198,18 +198,18 @@ def run_update(
     generator: torch.Generator,
     check_cancelled: Callable[[], None] | None = None,
 ) -> UpdateTrace:
-    """Take optimizer steps over minibatches of whole rows until the epochs or the KL are spent.
+    """Take optimizer steps over minibatches of whole env rows until epochs or KL limit end.
 
-    The last minibatch's gradients are left in place, for a closer look after an anomaly.
+    The last minibatch's gradients are left in place, for diagnostics after an anomaly.
 
     Args:
-        network: what is trained.
+        network: the policy network.
         optimizer: over the network's parameters.
         batch: the prepared round.
-        config: clip, KL target, epochs and minibatch size.
-        weights: of the loss terms.
-        generator: decides the order of rows; on the CPU.
-        check_cancelled: called between minibatches; what it raises ends the update.
+        config: clip range, KL target, epochs and minibatch size.
+        weights: coefficients of the loss terms.
+        generator: CPU generator for the order of rows.
+        check_cancelled: called between minibatches; may raise to end the update.
     """
     trace = UpdateTrace()
     for epoch in range(config.num_epochs):
@@ -225,7 +225,7 @@ def run_update(
 def minibatch_rows(
     num_rows: int, rows_per_minibatch: int, generator: torch.Generator
 ) -> Iterator[list[int]]:
-    """Yield every row once, in a random order, a minibatch at a time."""
+    """Yield minibatches of rows in random order, each row once."""
     order = torch.randperm(num_rows, generator=generator).tolist()
     for first in range(0, num_rows, rows_per_minibatch):
         yield order[first : first + rows_per_minibatch]
@@ -239,7 +239,7 @@ def _step(
     weights: Coefficients,
     trace: UpdateTrace,
 ) -> bool:
-    """Take one optimizer step, or none; return False when the KL stop ends the update."""
+    """Take or skip one optimizer step; return False if the KL early stop ends the update."""
     evaluation = evaluate_actions(network, batch)
     ratios = compute_ratios(evaluation.log_probs, batch)
     losses = compute_losses(evaluation, ratios, batch, config)
@@ -253,7 +253,7 @@ def _step(
         _note_nonfinite(network, evaluation, trace)
         return True
     trace.kl_divergence = verdict.kl_divergence
-    # Before the step: a policy that has moved too far already is not moved any further.
+    # Checked before the step: a policy already past the KL limit must not move further.
     if config.target_kl is not None and (verdict.kl_divergence > KL_STOP_FACTOR * config.target_kl):
         return False
     clip_grads_with_norm_(network.parameters(), config.max_grad_norm, gradient_norm)
@@ -267,13 +267,13 @@ def _step(
 
 
 def materialize_verdict(kl_divergence: Tensor, loss: Tensor, gradient_norm: Tensor) -> _Verdict:
-    """Bring to the host, in one transfer, what decides over an optimizer step."""
+    """Transfer the values that decide about an optimizer step to the CPU at once."""
     numbers = torch.stack((kl_divergence, loss, gradient_norm)).detach().tolist()
     return _Verdict(kl_divergence=numbers[0], is_finite=all(math.isfinite(n) for n in numbers))
 
 
 def evaluate_actions(network: PolicyNetwork, batch: UpdateBatch) -> Evaluation:
-    """Unroll the rows under the current weights, as the rollout did step by step."""
+    """Evaluate the stored actions by unrolling the LSTM over the rows, as in the rollout."""
     output = network.unroll(batch.obs, batch.blueprints, batch.starts, batch.all_cuts())
     chosen = network.space.distributions(output.logits, batch.choice_masks)
     available = network.space.distributions(output.logits, batch.available_masks)
@@ -288,12 +288,12 @@ def evaluate_actions(network: PolicyNetwork, batch: UpdateBatch) -> Evaluation:
 
 
 def compute_ratios(log_probs: Tensor, batch: UpdateBatch) -> Ratios:
-    """Compare with the log-probabilities that the rollout sampled from."""
+    """Return the ratios to the log-probabilities stored in the rollout, and the approximate KL."""
     log_ratios = log_probs - batch.old_log_probs
     bounded = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     heads = bounded.exp()
     joint = log_ratios.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
-    # (r - 1) - log r is never negative and has less variance than -log r.
+    # The k3 estimator (r - 1) - log r is never negative and has less variance than -log r.
     kl = _masked_mean((heads - 1 - bounded).detach(), batch.is_learnable)
     return Ratios(heads=heads, joint=joint, kl_divergence=kl)
 
@@ -301,7 +301,7 @@ def compute_ratios(log_probs: Tensor, batch: UpdateBatch) -> Ratios:
 def compute_losses(
     evaluation: Evaluation, ratios: Ratios, batch: UpdateBatch, config: PPOConfig
 ) -> Losses:
-    """Compute all terms; each head is clipped and averaged over the steps in which it mattered."""
+    """Compute all loss terms; each head is clipped and averaged over its learnable steps."""
     advantages = batch.advantages.unsqueeze(-1)
     clipped = ratios.heads.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
     gain = torch.minimum(ratios.heads * advantages, clipped * advantages)
@@ -324,7 +324,7 @@ def _value_loss(values: Tensor, batch: UpdateBatch) -> Tensor:
 
 
 def _floor_penalty(entropies: Tensor, batch: UpdateBatch, config: PPOConfig) -> Tensor:
-    """Return the price of heads whose mean entropy, where they had a choice, is under its floor."""
+    """Return the penalty for heads whose mean entropy, where they had a choice, is too low."""
     floors = entropies.new_tensor(config.entropy_floors)
     lacking = (floors - _mean_over_steps(entropies, batch.is_available)).clamp_min(0.0)
     prices = entropies.new_tensor(config.floor_penalties) * lacking.square()
@@ -340,7 +340,7 @@ def _mean_over_steps(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum((0, 1)) / mask.sum((0, 1)).clamp_min(1)
 
 
-# --- Gradients and figures ------------------------------------------------------------------------
+# --- Gradients and metrics ------------------------------------------------------------------------
 
 
 def _gradient_norms(network: PolicyNetwork) -> Tensor:
@@ -353,7 +353,7 @@ def _gradient_norms(network: PolicyNetwork) -> Tensor:
 
 
 def _note_nonfinite(network: PolicyNetwork, evaluation: Evaluation, trace: UpdateTrace) -> None:
-    """Find out what was not finite; only ever called when something was not."""
+    """Record which values were not finite; called only for a nonfinite step."""
     trace.num_finiteness_skips += 1
     is_finite = torch.isfinite(evaluation.log_probs).all(0).all(0).tolist()
     trace.nonfinite += [head for head, fine in zip(HEADS, is_finite, strict=True) if not fine]
@@ -413,7 +413,7 @@ def _pack_heads(
     norms: Tensor,
     config: PPOConfig,
 ) -> Tensor:
-    """Measure head by head; NaN stands for a head that had no step to be measured in."""
+    """Compute the metrics of each head; NaN for a head without a step to measure."""
     mask = batch.is_learnable
     num_learnable, num_available = mask.sum((0, 1)), batch.is_available.sum((0, 1))
     entropies = _mean_over_steps(evaluation.available_entropies, batch.is_available)
@@ -425,7 +425,7 @@ def _pack_heads(
         HeadMetrics,
         entropy=_measured_where(num_available > 0, entropies),
         learnable_fraction=num_learnable / num_steps,
-        # All heads share one padded tensor: a head that nothing reached has exactly 0, not None.
+        # All heads share one padded tensor: the gradient of an unused head is 0 instead of None.
         gradient_norm=_measured_where(head_norms > 0, head_norms),
         ratio_max=_measured_where(num_learnable > 0, highest),
         clip_fraction=_measured_where(num_learnable > 0, _mean_over_steps(is_clipped, mask)),

@@ -1,4 +1,4 @@
-"""Owns the figures about a round's values, returns and advantages."""
+"""Metrics of a round's values, returns and advantages."""
 
 import torch
 from torch import Tensor
@@ -18,14 +18,14 @@ def pack_return_metrics(
     q_values: Tensor,
     config: PPOConfig,
 ) -> Tensor:
-    """Measure a round of at least one row, before anything is learned from it.
+    """Compute the metrics of a round with at least one row, before its first update.
 
     Args:
         batch: the round.
         advantages: before normalisation.
         values: V on the scale of returns, [N, T].
-        q_values: one per op.
-        config: the floor of the variance of returns.
+        q_values: one value per op.
+        config: has the floor of the returns' variance.
     """
     valid = batch.valid
     v, r = values[valid].double(), advantages.returns[valid].double()
@@ -67,13 +67,13 @@ def _sample_var(sample: Tensor) -> Tensor:
 
 
 def _correlation(one: Tensor, other: Tensor) -> Tensor:
-    """Return Pearson's correlation; NaN where one of the two does not vary."""
+    """Return the Pearson correlation; NaN if either sample is constant."""
     product = ((one - one.mean()) * (other - other.mean())).mean()
     return product / (one.std(correction=0) * other.std(correction=0))
 
 
 def _standardized_moment(sample: Tensor, order: int) -> Tensor:
-    """Return a moment in units of the standard deviation; NaN without a spread."""
+    """Return a standardised moment; NaN for a constant sample."""
     centred = sample - sample.mean()
     std = centred.square().mean().sqrt()
     return torch.where(std > 1e-8, (centred / std).pow(order).mean(), torch.nan)

@@ -1,8 +1,8 @@
-"""Owns a round's transitions: which step of which env, in which segment, worth what.
+"""The rollout buffer: a round's transitions of all envs, divided into segments.
 
-Row t of an env is its step t. A step that a governor's rollback took away, or that a quarantined
-env never made, leaves a row that is not valid. A segment is a stretch of valid rows through which
-memory and advantages flow; it ends terminal or truncated, and the next row starts another.
+Row t of an env is its step t. A step lost to a governor's rollback, or missing because the env is
+quarantined, leaves an invalid row. A segment is a run of consecutive valid rows through which LSTM
+state and advantages propagate; it ends terminal or truncated, and the next row starts another.
 """
 
 import math
@@ -27,7 +27,7 @@ MASK_HEADS: Final = tuple(head for head in HEADS if head is not Head.SLOT)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRows:
-    """What one step of all envs adds."""
+    """The rows that one step of all envs adds."""
 
     obs: Tensor  # [N, D], normalised
     blueprints: Tensor  # int64 [N, S]
@@ -37,9 +37,9 @@ class StepRows:
     is_forced: Sequence[bool]
     """Whether WAIT was the only legal op."""
     rewards: Sequence[float]
-    """Raw: the round is normalised as a whole."""
+    """Raw rewards: the round is normalised as a whole."""
     contributions: Tensor  # [N, S], percentage points
-    is_measured: Tensor  # bool [N, S]: contributions that were measured in this very step
+    is_measured: Tensor  # bool [N, S]: contributions that were measured in this step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class RolloutBatch:
     bootstrap_values: Tensor
 
     def first_steps(self, num_steps: int) -> "RolloutBatch":
-        """Return the same without the steps that nobody has made yet."""
+        """Return the batch without the steps that were not recorded."""
         return RolloutBatch(
             masks=_first_mask_steps(self.masks, num_steps),
             **{
@@ -130,7 +130,7 @@ class RolloutBuffer:
     unattributed_penalties: int = field(default=0, init=False)
     num_recorded_steps: int = field(default=0, init=False)
     num_rows: int = field(default=0, init=False)
-    """Valid rows so far."""
+    """Number of valid rows so far."""
     _rows: RolloutBatch = field(init=False, repr=False)
     _segment_starts: list[list[int]] = field(init=False, repr=False)
     _open_since: list[int | None] = field(init=False, repr=False)
@@ -141,7 +141,7 @@ class RolloutBuffer:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, for a new round."""
+        """Clear the buffer for a new round."""
         self._rows = _allocate(
             num_envs=self.num_envs,
             num_steps=self.num_steps,
@@ -160,7 +160,7 @@ class RolloutBuffer:
         self.unattributed_penalties = 0
 
     def record(self, step: int, rows: StepRows, env_ids: Sequence[int]) -> None:
-        """Add the next step; only these envs made one, the others leave a hole."""
+        """Add the next step of these envs; the rows of the others stay invalid."""
         if step != self.num_recorded_steps or step >= self.num_steps:
             raise ContractError(
                 f"rollout buffer: got step {step}, expected step {self.num_recorded_steps} "
@@ -179,21 +179,21 @@ class RolloutBuffer:
         self._rows.valid[envs, step] = True
 
     def truncate(self, env_id: int) -> int | None:
-        """End the env's segment where time runs out; return the step whose bootstrap is due."""
+        """Truncate the env's segment; return the step that needs a bootstrap value."""
         last = self._close(env_id)
         if last is not None:
             self._awaiting_bootstrap.add((env_id, last))
         return last
 
     def terminate(self, env_id: int) -> int | None:
-        """End the env's segment for good: nothing that follows is worth anything to it."""
+        """Terminate the env's segment: it has no bootstrap value."""
         return self._close(env_id)
 
     def end_segment_with_penalty(self, env_id: int, penalty: float) -> PenaltyOutcome:
-        """End the env's segment by a rollback: its last row takes the penalty, the others nothing.
+        """End the env's segment by a rollback: the last row gets the penalty, the others 0.
 
-        The penalty is clamped like a normalised reward and never divided by a running figure, so
-        that it weighs the same in every round.
+        The penalty is clipped like a normalised reward but not divided by running statistics, so
+        that it has the same size in every round.
         """
         since = self._open_since[env_id]
         last = self.terminate(env_id)
@@ -209,7 +209,7 @@ class RolloutBuffer:
         return PenaltyOutcome(blamed_step=last, num_steps_forfeited=num_forfeited)
 
     def discard_segment(self, env_id: int) -> None:
-        """Take back the open segment of an env that broke: nobody knows how it would have ended."""
+        """Discard the open segment of a failed env, whose outcome is unknown."""
         since = self._open_since[env_id]
         last = self._close(env_id)
         if since is not None and last is not None:
@@ -219,19 +219,19 @@ class RolloutBuffer:
             self.num_rows -= last + 1 - since
 
     def set_bootstrap_values(self, targets: Sequence[tuple[int, int]], values: Tensor) -> None:
-        """Store V of what follows each truncated (env, step), in the order of the targets."""
+        """Store V of the state after each truncated (env, step), in the order of the targets."""
         unexpected = [target for target in targets if target not in self._awaiting_bootstrap]
         if unexpected or len(values) != len(targets):
             raise ContractError(
                 f"rollout buffer: {len(values)} bootstrap values for {list(targets)}, "
-                f"due are {sorted(self._awaiting_bootstrap)}"
+                f"expected {sorted(self._awaiting_bootstrap)}"
             )
         envs, steps = torch.tensor(targets, dtype=torch.long).reshape(-1, 2).unbind(1)
         self._rows.bootstrap_values[envs, steps] = values.to(self._rows.values)
         self._awaiting_bootstrap.difference_update(targets)
 
     def num_open_steps(self, env_id: int) -> int:
-        """Return how many steps the env's open segment has; 0 when none is open."""
+        """Return the length of the env's open segment; 0 if none is open."""
         since = self._open_since[env_id]
         return 0 if since is None else self._last_rows[env_id] + 1 - since
 
@@ -246,7 +246,7 @@ class RolloutBuffer:
         return self._rows.first_steps(self.num_recorded_steps)
 
     def cuts(self) -> list[list[int]]:
-        """Return, for each env, the steps after the first at which a segment starts."""
+        """Return, for each env, the steps other than the first at which a segment starts."""
         return [[step for step in starts if step > 0] for starts in self._segment_starts]
 
     def _open_row(self, env_id: int, step: int, reward: float) -> None:
@@ -258,12 +258,12 @@ class RolloutBuffer:
             self._rows.starts[env_id, step] = True
         elif self._last_rows[env_id] != step - 1:
             raise ContractError(
-                f"env {env_id}, step {step}: the step before is missing, but its segment is open"
+                f"env {env_id}, step {step}: the previous step is missing, but its segment is open"
             )
         self._last_rows[env_id] = step
 
     def _close(self, env_id: int) -> int | None:
-        """End the open segment at its last row; return that row's step, or None without one."""
+        """End the open segment at its last row; return that row's step, or None if none is open."""
         if self._open_since[env_id] is None:
             return None
         self._open_since[env_id] = None
