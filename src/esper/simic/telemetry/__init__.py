@@ -1,1 +1,1 @@
-"""What a run tells: gradients, anomalies and the events made of them. Never changes training."""
+"""Telemetry of a run: gradients, anomalies and their events. Never changes training."""

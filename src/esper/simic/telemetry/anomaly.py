@@ -1,4 +1,4 @@
-"""The anomaly detector: what an update's figures say is wrong, with memory across updates."""
+"""The anomaly detector: finds anomalies in an update's metrics, with state across updates."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -32,17 +32,17 @@ __all__ = [
 
 
 class AnomalyRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts as an anomaly."""
+    """Thresholds of the anomaly detector."""
 
     max_ratio: float = 5.0
     min_ratio: float = 0.1
     max_value_error: float = 5.0
-    """Of the value loss and of the mean absolute TD error."""
+    """Threshold for the value loss and the mean absolute TD error."""
     kl_spike: float = 0.1
     collapse_updates: int = 3
-    """Updates in a row below a head's collapse threshold."""
+    """Consecutive updates below a head's collapse threshold."""
     collapse_release: float = 1.5
-    """A collapse is over above this multiple of the threshold."""
+    """A collapse ends when entropy exceeds this multiple of the threshold."""
     max_lstm_rms: float = 10.0
     min_lstm_rms: float = 1e-6
     drift_fraction: float = 0.5
@@ -56,7 +56,7 @@ RULES: Final = AnomalyRules()
 
 
 class AnomalyState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the detector remembers; part of a checkpoint."""
+    """State of the detector; part of a checkpoint."""
 
     low_entropy_streaks: dict[str, int] = {}
     gradient_norm_mean: float | None = None
@@ -69,9 +69,9 @@ def detect_anomalies(
     update: PPOUpdateCompleted,
     unstable: tuple[str, ...] = (),
 ) -> tuple[AnomalyState, tuple[Payload, ...]]:
-    """Judge an update that took place; return what to remember and the alarms.
+    """Check a completed update; return the new state and the alarms.
 
-    `unstable` names its figures that are not finite.
+    `unstable` names its metrics that are not finite.
     """
     streaks = _streaks(state.low_entropy_streaks, update.heads)
     norm, health = update.gradient_norm, _gradient_health(update.gradient_norm)
@@ -96,7 +96,7 @@ def detect_anomalies(
 def note_skipped_update(
     state: AnomalyState, where: tuple[str, ...]
 ) -> tuple[AnomalyState, NumericalInstabilityDetected]:
-    """Count an update that was skipped because its numbers were not finite."""
+    """Count an update that was skipped because of nonfinite values."""
     skips = state.consecutive_skips + 1
     alarm = NumericalInstabilityDetected(
         where=where, consecutive_skips=skips, is_halting=skips >= RULES.skips_to_halt
@@ -105,7 +105,7 @@ def note_skipped_update(
 
 
 def note_idle_update(state: AnomalyState) -> AnomalyState:
-    """Take note that a round taught nothing although its numbers were fine."""
+    """Reset the skip count after a round without optimizer steps but with finite values."""
     return msgspec.structs.replace(state, consecutive_skips=0)
 
 
@@ -122,7 +122,7 @@ def _ratio_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
 
 
 def _value_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
-    # Explained variance is a poor witness: its denominator vanishes with the returns' variance.
+    # Explained variance is unreliable here: its denominator vanishes with the returns' variance.
     errors = (update.value_loss, update.bellman_error)
     is_off = any(error is not None and error > RULES.max_value_error for error in errors)
     if is_off and update.usable_steps > 0:
@@ -149,7 +149,7 @@ def _kl_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
 
 
 def _streaks(before: Mapping[str, int], heads: Mapping[str, HeadUpdate]) -> dict[str, int]:
-    """Count updates below the threshold; between it and its release, a streak stays as it is."""
+    """Count updates below the threshold; between it and the release threshold, keep the count."""
     after: dict[str, int] = {}
     for head in HEADS:
         entropy = heads[head].entropy if head in heads else None

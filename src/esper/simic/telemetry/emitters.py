@@ -1,6 +1,6 @@
-"""Emitters: how what a run has done becomes events. Formatting only; no training state changes.
+"""Emitters: build events from the results of a run. Formatting only; no training state changes.
 
-Each takes an `emit` that a draft is given to: the list that a step publishes as a whole.
+Each passes its drafts to `emit`, which appends them to the list published for the whole step.
 """
 
 import math
@@ -55,26 +55,26 @@ Emit: TypeAlias = Callable[[Draft], None]
 DEAD_HEALTH: Final = 0.0
 EXPLODING_HEALTH: Final = 0.1
 DEGRADATION_FRACTION: Final = 0.10
-"""A round this much below the rolling mean is worth a warning."""
+"""A round this far below the rolling mean raises a warning."""
 WARMUP_FRACTION: Final = 0.10
-"""Share of the training in which ups and downs are no news."""
+"""Initial fraction of training in which fluctuations raise no warning."""
 
 
 def emit_with_env_context(emit: Emit, payloads: Iterable[Payload], scope: EventScope) -> None:
-    """Send payloads as events of one env's step."""
+    """Emit payloads as events of one env's step."""
     for payload in payloads:
         emit(Draft(payload, scope))
 
 
 def apply_slot_telemetry(emit: Emit, payloads: Iterable[Payload], scope: EventScope) -> None:
-    """Send what an env's slots have told, in the order they told it."""
+    """Emit the events of an env's slots, in the order in which they occurred."""
     emit_with_env_context(emit, payloads, scope)
 
 
 def compute_grad_norm_surrogate(evidence: EnvEvidence) -> float | None:
-    """Return the norm of host and measured seeds together, or None where nothing was measured.
+    """Return the joint gradient norm of host and measured seeds, or None if not measured.
 
-    Seeds are sampled on another batch than the rest of the pass, hence a surrogate.
+    Seeds are sampled on a different batch than the rest of the pass, hence a surrogate.
     """
     if evidence.host_gradient_norm is None:
         return None
@@ -83,7 +83,7 @@ def compute_grad_norm_surrogate(evidence: EnvEvidence) -> float | None:
 
 
 def emit_epoch_completed(emit: Emit, evidence: EnvEvidence, scope: EventScope) -> None:
-    """Tell how an env's host epoch went."""
+    """Emit the training and validation results of an env's epoch."""
     signals = evidence.signals
     payload = EpochCompleted(
         train_loss=signals.train_loss,
@@ -122,7 +122,7 @@ def _snapshot_of(report: SeedReport) -> SeedSnapshot:
 
 
 def emit_cf_unavailable(emit: Emit, evidence: EnvEvidence, scope: EventScope) -> None:
-    """Tell that seeds at work could not be weighed, because the validation itself failed."""
+    """Report that contributions of active seeds are unavailable because validation failed."""
     slot_ids = tuple(seed.slot_id for seed in evidence.attribution.seeds)
     reason = f"validation loss is {evidence.signals.val_loss}"
     emit(Draft(CounterfactualUnavailable(slot_ids=slot_ids, reason=reason), scope))
@@ -138,7 +138,7 @@ def emit_last_action(
     *,
     is_forced: bool,
 ) -> None:
-    """Tell an env's decision and what became of it; heads that did not matter are left out."""
+    """Emit an env's decision and its outcome, without the heads that were irrelevant for its op."""
     action, result = outcome.outcome.action, outcome.outcome
     matters = causal_heads(action.op)
     payload = LastAction(
@@ -165,7 +165,7 @@ def emit_last_action(
 
 
 def topology_manifest(host_params: int, reports: Sequence[SeedReport]) -> TopologyManifestRecorded:
-    """Describe the network that a host and these seeds form."""
+    """Return the topology of the network formed by a host and these seeds."""
     return TopologyManifestRecorded(
         host_params=host_params,
         total_params=host_params + sum(report.num_params for report in reports),
@@ -190,7 +190,7 @@ def _topology_slot(report: SeedReport) -> TopologySlot:
 
 
 def emit_batch_completed(emit: Emit, summary: BatchSummary, episodes_completed: int) -> None:
-    """Tell that a round is over."""
+    """Emit the summary of a finished round."""
     payload = BatchEpochCompleted(
         episodes_completed=episodes_completed,
         mean_accuracy_pct=summary.mean_accuracy_pct,
@@ -203,17 +203,17 @@ def emit_batch_completed(emit: Emit, summary: BatchSummary, episodes_completed: 
 
 
 def emit_ppo_update_event(emit: Emit, payload: PPOUpdateCompleted, round_index: int) -> None:
-    """Tell what an update has measured."""
+    """Emit the metrics of an update."""
     emit(Draft(payload, EventScope(round=round_index)))
 
 
 def emit_action_distribution(emit: Emit, payload: ActionDistribution, round_index: int) -> None:
-    """Tell how often each op was decided."""
+    """Emit how often each op was chosen."""
     emit(Draft(payload, EventScope(round=round_index)))
 
 
 def emit_mask_hit_rates(emit: Emit, payload: MaskHitRates, round_index: int) -> None:
-    """Tell how often each op was legal."""
+    """Emit how often each op was legal."""
     emit(Draft(payload, EventScope(round=round_index)))
 
 
@@ -224,7 +224,7 @@ def emit_reward_summary(
     reward_std: float | None,
     round_index: int,
 ) -> None:
-    """Tell what rewards were made of."""
+    """Emit the mean reward components of a round."""
     payload = RewardSummary(
         mean_components=mean_components,
         mean_reward=mean_reward,
@@ -244,7 +244,7 @@ def emit_throughput(
     feeder_wait_s: float,
     duration_s: float,
 ) -> None:
-    """Tell how fast a round went."""
+    """Emit the throughput of a round."""
     payload = Throughput(
         env_steps=env_steps,
         train_samples=train_samples,
@@ -257,7 +257,7 @@ def emit_throughput(
 
 
 def aggregate_layer_gradient_health(layers: Sequence[LayerGradient]) -> LayerGradientsCollected:
-    """Put the layers of a network together and count those in trouble."""
+    """Combine the per-layer gradients of a network and count the unhealthy layers."""
     healths = [layer.health for layer in layers if layer.health is not None]
     return LayerGradientsCollected(
         layers=tuple(layers),
@@ -269,7 +269,7 @@ def aggregate_layer_gradient_health(layers: Sequence[LayerGradient]) -> LayerGra
 def check_performance_degradation(
     emit: Emit, summary: BatchSummary, *, rolling_before_pct: float | None, progress: float
 ) -> None:
-    """Warn when a round fell well below what the rounds before it reached."""
+    """Emit a warning if a round is well below the rolling mean of previous rounds."""
     accuracy = summary.mean_accuracy_pct
     if accuracy is None or not rolling_before_pct or progress < WARMUP_FRACTION:
         return

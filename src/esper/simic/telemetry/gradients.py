@@ -1,4 +1,4 @@
-"""Gradient telemetry: norms per tensor, and what they say about a seed or the policy."""
+"""Gradient telemetry: norms per tensor, and the health of a seed or the policy."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = [
 
 VANISHING_NORM: Final = 1e-7
 EXPLODING_NORM: Final = 10.0
-"""Ten times the norm that training clips to."""
+"""Ten times the clipping norm of training."""
 MIN_NORM: Final = 1e-8
 RATIO_MEMORY: Final = 0.9
 LARGE_GRADIENT: Final = 10.0
@@ -31,7 +31,7 @@ LARGE_GRADIENT: Final = 10.0
 def gradient_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the L2 norm of each tensor's gradient, on the device, in float64.
 
-    Squares of float32 overflow long before the norm itself does.
+    float64, because the squares of float32 gradients overflow before the norm itself does.
     """
     listed = list(parameters)
     gradients = [parameter.grad for parameter in listed if parameter.grad is not None]
@@ -43,7 +43,7 @@ def gradient_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def gradient_health(norms: Sequence[float]) -> float:
-    """Return 1 for healthy gradients, less for vanishing and exploding tensors, 0 for unusable."""
+    """Return 1 for healthy gradients, less for vanishing or exploding ones, 0 if not finite."""
     if not norms:
         return 1.0
     if not all(map(math.isfinite, norms)):
@@ -56,7 +56,7 @@ def gradient_health(norms: Sequence[float]) -> float:
 def gradient_ratio(
     seed_norm: float, num_seed_params: int, host_norm: float, num_host_params: int
 ) -> float:
-    """Return the seed's gradient over the host's, each per square root of its parameters."""
+    """Return the seed/host ratio of gradient norms, each divided by sqrt(number of parameters)."""
     if min(seed_norm, host_norm) < MIN_NORM or min(num_seed_params, num_host_params) == 0:
         return 0.0
     host = host_norm / math.sqrt(num_host_params) + MIN_NORM
@@ -64,7 +64,7 @@ def gradient_ratio(
 
 
 def reading_of(norms: Sequence[float], ratio: float) -> GradientReading:
-    """Sum up one seed's gradient."""
+    """Return the gradient reading of one seed."""
     return GradientReading(
         norm=math.hypot(*norms),
         ratio=ratio,
@@ -75,14 +75,14 @@ def reading_of(norms: Sequence[float], ratio: float) -> GradientReading:
 
 
 def smoothed(previous: float | None, current: float) -> float:
-    """Return the running mean of a ratio; the first one stands for itself."""
+    """Return the exponential moving average of a ratio, starting at its first value."""
     return current if previous is None else RATIO_MEMORY * previous + (1 - RATIO_MEMORY) * current
 
 
 def seed_anomalies(
     readings: Mapping[str, GradientReading], host_norm: float | None
 ) -> tuple[GradientAnomaly, ...]:
-    """Return what is wrong with a step's gradients, seed by seed and for the host."""
+    """Return the gradient anomalies of a step, for each seed and for the host."""
     found = [
         GradientAnomaly(kind=kind, slot_id=slot_id, layer=None, norm=reading.norm)
         for slot_id, reading in readings.items()
@@ -96,14 +96,14 @@ def seed_anomalies(
 def _kinds(reading: GradientReading) -> list[str]:
     if not math.isfinite(reading.norm):
         return ["nonfinite"]
-    # A fresh seed's zeroed scale lets nothing through to the tensors behind it for a step, so a
-    # single vanishing tensor is no news; a seed that gets no gradient at all is.
+    # The zero-initialized scale of a new seed blocks the gradient of the tensors behind it for one
+    # step, so single vanishing tensors are normal; a seed without any gradient is not.
     kinds = ["exploding"] if reading.has_exploding else []
     return kinds + (["vanishing"] if reading.norm < VANISHING_NORM else [])
 
 
 def collect_per_layer_gradients(model: nn.Module) -> tuple[LayerGradient, ...]:
-    """Look at a network's gradients layer by layer; slow, for a close look after an anomaly."""
+    """Return a network's gradients layer by layer; slow, for diagnostics after an anomaly."""
     named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
     return tuple(_layer_gradient(name, gradient.double()) for name, gradient in named)
 
@@ -130,7 +130,7 @@ def _layer_gradient(name: str, gradient: Tensor) -> LayerGradient:
 
 
 def materialize_facts(facts: Tensor) -> list[float]:
-    """Bring a few numbers to the host in one transfer."""
+    """Transfer a few values to the CPU at once."""
     numbers: list[float] = facts.tolist()
     return numbers
 
@@ -146,7 +146,7 @@ def _layer_health(zero_fraction: float, large_fraction: float, num_nonfinite: fl
 
 
 def check_numerical_stability(named: Mapping[str, float | None]) -> tuple[str, ...]:
-    """Return the names of the numbers that are not finite; a missing number is no fault."""
+    """Return the names of the values that are not finite; None is allowed."""
     return tuple(
         name for name, value in named.items() if value is not None and not math.isfinite(value)
     )

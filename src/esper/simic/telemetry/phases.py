@@ -1,4 +1,4 @@
-"""The phase profiler: where the wall and CPU time of a step goes, by clocks alone."""
+"""The phase profiler: wall and CPU time of each phase of a step, without device synchronization."""
 
 import time
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ __all__ = ["PhaseProfiler"]
 
 @dataclass(eq=False, slots=True)
 class PhaseProfiler:
-    """Measures named phases; one that is off measures nothing and costs nothing."""
+    """Measures named phases; does nothing when disabled."""
 
     is_on: bool = True
     _times: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure a block; CPU time is that of the whole process, lanes included."""
+        """Measure a block; CPU time is that of the whole process, including lanes."""
         if not self.is_on:
             yield
             return
@@ -34,7 +34,7 @@ class PhaseProfiler:
             )
 
     def drain(self) -> PhaseProfileCompleted | None:
-        """Return what was measured since the last call, or None when off."""
+        """Return the measurements since the last call, or None when disabled."""
         if not self.is_on:
             return None
         phases = tuple(

@@ -1,4 +1,4 @@
-"""The scoreboard: what became of the seeds of each blueprint over a whole run."""
+"""The scoreboard: statistics of each blueprint's seeds over a whole run."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -32,7 +32,7 @@ COMPUTE_MULTIPLIERS: Final[Mapping[Blueprint, float]] = {
     Blueprint.ATTENTION: 1.35,
     Blueprint.FLEX_ATTENTION: 1.35,
 }
-"""How much a host with one such seed is estimated to cost over a bare one."""
+"""Estimated compute cost of a host with one such seed, relative to the host alone."""
 
 
 class BlueprintTally(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +49,13 @@ class BlueprintTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scoreboard(msgspec.Struct, frozen=True, kw_only=True):
-    """The standing of every blueprint tried so far; part of a checkpoint."""
+    """Statistics of every blueprint used so far; part of a checkpoint."""
 
     blueprints: dict[str, BlueprintTally] = {}
     params_added: int = 0
 
     def noting(self, payloads: Iterable[Payload]) -> "Scoreboard":
-        """Return the scoreboard after these events; others than seeds' leave no trace."""
+        """Return the scoreboard after these events; only seed events count."""
         blueprints, params_added = dict(self.blueprints), self.params_added
         for payload in payloads:
             match payload:
@@ -72,7 +72,7 @@ class Scoreboard(msgspec.Struct, frozen=True, kw_only=True):
         return Scoreboard(blueprints=blueprints, params_added=params_added)
 
     def scores(self) -> tuple[BlueprintScore, ...]:
-        """Return the standing of each blueprint, by name."""
+        """Return the statistics of each blueprint, sorted by name."""
         return tuple(
             BlueprintScore(
                 blueprint=name,
@@ -87,7 +87,7 @@ class Scoreboard(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def event(self, *, num_hosts: int) -> ScoreboardUpdated:
-        """Return the standing as an event; costs are shared by all hosts there were so far."""
+        """Return the scoreboard as an event; costs are averaged over all hosts so far."""
         return ScoreboardUpdated(
             blueprints=self.scores(),
             params_added=self.params_added,

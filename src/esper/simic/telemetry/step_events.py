@@ -1,4 +1,4 @@
-"""A step's events, in their published order: what was seen, then what was done, env by env."""
+"""The events of a step in published order: evidence of all envs, then outcomes, env by env."""
 
 import math
 from collections.abc import Mapping
@@ -42,12 +42,12 @@ __all__ = ["StepRules", "step_events"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRules:
-    """What a run's configuration says that its steps' events repeat."""
+    """Configuration values that appear in the events of steps."""
 
     required_stable_steps: int
-    """After how many a host counts as stable."""
+    """Number of steps after which a host counts as stable."""
     penalty: float
-    """Of a rollback."""
+    """Penalty of a rollback."""
 
 
 def step_events(
@@ -59,10 +59,10 @@ def step_events(
     rules: StepRules,
     observation_stats: ObservationStats | None = None,
 ) -> list[Draft]:
-    """Return everything that a step tells, in order.
+    """Return all events of a step, in order.
 
-    An env that broke before the decision is told first; one that broke in carrying it out, in its
-    place among the others.
+    Envs that failed before the decision come first; an env that failed while executing its
+    decision is reported in env order among the others.
     """
     drafts: list[Draft] = []
     emit = drafts.append
@@ -84,14 +84,14 @@ def step_events(
 
 
 def scope_of(round_index: int, step: int | None, env_id: int, num_envs: int) -> EventScope:
-    """Return where in the run an env's step is."""
+    """Return the event scope of an env's step."""
     return EventScope(
         round=round_index, step=step, env_id=env_id, episode_id=round_index * num_envs + env_id
     )
 
 
 def _emit_failure(emit: Emit, failure: EnvFailure, episode: EpisodeRecord) -> None:
-    """Tell which env broke, and close the book of its episode."""
+    """Emit the failure of an env and the outcome of its episode."""
     scope = EventScope(
         round=episode.round,
         step=failure.step,
@@ -113,7 +113,7 @@ def _emit_failure(emit: Emit, failure: EnvFailure, episode: EpisodeRecord) -> No
 def _emit_evidence(
     emit: Emit, evidence: StepEvidence, ended: Mapping[int, EpisodeRecord], rules: StepRules
 ) -> None:
-    """Tell what the passes have shown."""
+    """Emit the results of the train and validation passes."""
     num_envs = len(evidence.envs)
     present = [
         (env, scope_of(evidence.round, evidence.step, env.env_id, num_envs))
@@ -141,7 +141,7 @@ def _emit_outcome(
     record: StepRecord,
     rules: StepRules,
 ) -> None:
-    """Tell what one env's decision came to."""
+    """Emit the outcome of one env's decision."""
     env_id = env.env_id
     scope = scope_of(decision.round, decision.step, env_id, len(decision.actions))
     apply_slot_telemetry(emit, env.action_events, scope)

@@ -1,4 +1,4 @@
-"""Torch traces: what every thread computed over a few steps, as files that trace viewers open."""
+"""Torch profiler traces of all threads over a few steps, as Chrome trace files."""
 
 import os
 from dataclasses import dataclass
@@ -16,53 +16,53 @@ from esper.tolaria.lanes import Lane
 __all__ = ["StepTracer", "prepare_tracing"]
 
 SUMMARY_ROWS: Final = 40
-"""Operations that a summary lists, the costliest first."""
+"""Number of operators in a summary, most expensive first."""
 CLOSE_TIMEOUT_S: Final = 5.0
 
 
 def prepare_tracing(config: ProfilerConfig) -> None:
-    """Do what has to be done on the thread that loaded torch, before anything of a run exists."""
+    """Prepare the profiler on the thread that imported torch, before the run is created."""
     if not config.torch:
         return
     if Path(config.torch_dir).is_absolute():
         _make_directory(Path(config.torch_dir))
-    # The tracer's library tells every start and stop on stderr, which belongs to our own messages.
+    # Kineto logs every start and stop on stderr, which is reserved for our own messages.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    # It also complains if the first trace of a process begins on any other thread.
+    # It also warns if the first trace of a process starts on any other thread.
     with profile(activities=[ProfilerActivity.CPU]):
         pass
 
 
 @dataclass(eq=False, slots=True)
 class StepTracer:
-    """Records steps of a run by schedule; without a directory it records nothing.
+    """Records steps of a run by schedule; disabled without a directory.
 
-    Torch wants one thread for all of it and records the work of every thread. It is a thread of its
-    own, to which no deadline is set: writing a long trace takes a while.
+    The profiler must be controlled from one thread and records all threads. A dedicated thread
+    without a deadline is used, because writing a long trace takes a while.
     """
 
     config: ProfilerConfig
     directory: Path | None
     num_traces: int = 0
-    """Written so far."""
+    """Number of traces written so far."""
     _lane: Lane | None = None
     _profile: profile | None = None
     _place: str = "start"
-    """The step that was finished last, for the name of a file."""
+    """The last finished step, for the file name."""
 
     async def start(self) -> None:
-        """Begin the way to the first trace; the next step is its first."""
+        """Start the schedule of the first trace with the next step."""
         if self.directory is not None:
             self._lane = Lane("tracer")
             await self._lane.run(self._begin)
 
     async def finish_step(self, round_index: int, step: int) -> None:
-        """Note that a step is over; where the schedule says so, a trace begins or is written."""
+        """Advance the schedule by a finished step, which may start or write a trace."""
         if self._lane is not None:
             await self._lane.run(self._note_step, f"round-{round_index:06d}-step-{step:06d}")
 
     async def stop(self) -> None:
-        """End it all; a trace that is under way is written as far as it goes."""
+        """Stop profiling; a trace in progress is written as far as recorded."""
         lane, self._lane = self._lane, None
         if lane is not None:
             await lane.run(self._end)
@@ -82,7 +82,7 @@ class StepTracer:
             record_shapes=config.torch_record_shapes,
             profile_memory=config.torch_profile_memory,
             with_stack=config.torch_with_stack,
-            # Without it only the thread that starts a trace is in it.
+            # Without this, only the thread that starts the trace is recorded.
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
         self._profile.start()
@@ -92,7 +92,7 @@ class StepTracer:
         if self._profile is not None:
             self._profile.step()
         if self.num_traces > num_before:
-            # A profiler for each trace: one that goes on keeps it all, or warns that it forgets.
+            # One profiler per trace: a reused one retains all events, or warns that it drops them.
             self._end()
             if self.num_traces != self.config.torch_repeat:
                 self._begin()
@@ -103,7 +103,7 @@ class StepTracer:
             running.stop()
 
     def _write(self, finished: profile) -> None:
-        assert self.directory is not None, "who records has a place to write to"
+        assert self.directory is not None, "recording without a directory"
         _make_directory(self.directory)
         path = self.directory / f"{self._place}.json"
         finished.export_chrome_trace(str(path))
@@ -126,6 +126,6 @@ def _make_directory(path: Path) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(
-            f"{path}: cannot write traces there: {reason}; choose another place with "
+            f"{path}: cannot write traces there: {reason}; choose another directory with "
             "--torch-profiler-dir"
         ) from None
