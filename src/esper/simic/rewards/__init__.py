@@ -1,1 +1,1 @@
-"""Rewards: two families, seven modes, no state of their own."""
+"""Rewards: two families and seven modes, all stateless functions."""

@@ -1,4 +1,4 @@
-"""What an action itself costs or earns in the dense rewards; only these look at the target."""
+"""Reward terms of the action itself in the dense modes; only these depend on the target slot."""
 
 import math
 

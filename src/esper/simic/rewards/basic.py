@@ -1,4 +1,4 @@
-"""The basic modes: linear rent, a bonus for good fossils, and its payment in drips."""
+"""The basic modes: linear rent and a bonus for contributing fossils, at once or in instalments."""
 
 from dataclasses import dataclass
 
@@ -15,21 +15,21 @@ __all__ = ["basic_plus_terms", "basic_terms"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Fossilization:
-    """What the op FOSSILIZE is worth in the basic modes."""
+    """Bonus and penalty of the op FOSSILIZE in the basic modes."""
 
     bonus: float = 0.0
     penalty: float = 0.0
 
 
 def basic_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Pay a good fossil at once."""
+    """Return the terms of the basic mode: the full bonus when a contributing seed is fossilized."""
     outcome = _fossilization(inputs, scheme)
     paid = RewardComponents(fossilize_bonus=outcome.bonus, action_shaping=outcome.penalty)
     return ModeTerms(components=RewardComponents.sum_of(_frame(inputs, scheme), paid))
 
 
 def basic_plus_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Pay a good fossil partly at once and partly step by step, as long as it stays good."""
+    """Return the terms of basic-plus: part of the bonus at once, the rest while it contributes."""
     config = scheme.config
     outcome = _fossilization(inputs, scheme)
     scales = {slot.slot_id: slot.drip_scale for slot in inputs.memory.slots if slot.drip_scale}
@@ -79,7 +79,7 @@ def _fossilization(inputs: RewardInputs, scheme: RewardScheme) -> _Fossilization
 def _drip(slot_id: str, scale: float, inputs: RewardInputs, scheme: RewardScheme) -> float:
     fossil = next((seed for seed in inputs.fossils if seed.slot_id == slot_id), None)
     if fossil is None or fossil.contribution_pp is None:
-        raise ContractError(f"slot {slot_id!r}: a dripping fossil's contribution was not measured")
+        raise ContractError(f"slot {slot_id!r}: a drip bonus needs a measured contribution")
     highest = scheme.config.max_drip_per_step
     lowest = -scheme.config.negative_drip_ratio * highest
     return max(lowest, min(scale * fossil.contribution_pp, highest))

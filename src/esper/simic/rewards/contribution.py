@@ -1,4 +1,4 @@
-"""The contribution family's dense modes: shaped, and escrow on the same frame."""
+"""The dense modes of the contribution family: shaped, and escrow with the same other terms."""
 
 from esper.leyline.rewards import RewardComponents, RewardInputs, SeedRewardInputs
 from esper.simic.rewards.action_terms import action_terms
@@ -12,7 +12,7 @@ __all__ = ["escrow_terms", "shaped_terms"]
 
 
 def shaped_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Pay every living seed for what it is worth this step."""
+    """Reward every living seed for its contribution in this step."""
     parts = _frame(inputs, scheme)
     for seed in inputs.living:
         paid = seed_attribution(seed, inputs, scheme.config)
@@ -25,7 +25,7 @@ def shaped_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
 
 
 def escrow_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Pay every living seed for the change of what it is worth, to be kept by fossils only."""
+    """Reward every living seed for the change of its contribution; only fossils retain it."""
     parts = _frame(inputs, scheme)
     credits: dict[str, float] = {}
     for seed in inputs.living:

@@ -1,4 +1,4 @@
-"""What growth costs in the contribution family: rent, alpha shock and occupied slots."""
+"""Costs of growth in the contribution family: rent, alpha shock and occupied slots."""
 
 import math
 from typing import Final
@@ -9,20 +9,20 @@ from esper.leyline.stages import Stage
 __all__ = ["alpha_shock", "capacity_costs", "effective_seed_params"]
 
 RENTED_STAGES: Final = frozenset({Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED})
-"""Stages that pay rent; earlier ones and cooldown are free."""
+"""Stages that are charged rent; earlier ones and cooldown are free."""
 
 
 def effective_seed_params(inputs: RewardInputs, config: RewardConfig) -> float:
-    """Return the parameters that pay rent: those of the seeds by alpha, and a base per seed."""
+    """Return the parameters that rent is charged for: alpha-weighted, plus a base per seed."""
     base = config.base_slot_rent_ratio * inputs.host_params
     rented = (seed for seed in inputs.seeds if seed.stage in RENTED_STAGES)
     return sum(base + seed.alpha * seed.num_params for seed in rented)
 
 
 def alpha_shock(inputs: RewardInputs, config: RewardConfig) -> float:
-    """Return the squared jumps of alpha since the last step, weighted by the seeds' sizes.
+    """Return the squared changes of alpha since the last step, weighted by parameter counts.
 
-    A seed that was not there before gives no shock; one that has gone has fallen to 0.
+    A new seed causes no shock; a removed seed counts as a change to 0.
     """
     alphas = {(seed.slot_id, seed.seed_id): seed.alpha for seed in inputs.seeds}
     jumps = (
@@ -33,7 +33,7 @@ def alpha_shock(inputs: RewardInputs, config: RewardConfig) -> float:
 
 
 def capacity_costs(inputs: RewardInputs, config: RewardConfig) -> RewardComponents:
-    """Return the terms that are charged for size, for sudden change and for occupied slots."""
+    """Return the cost terms for parameters, alpha changes and occupied slots."""
     growth = effective_seed_params(inputs, config) / _rent_base(inputs, config)
     shock = 0.0 if config.disable_anti_gaming else alpha_shock(inputs, config)
     num_fossils = len(inputs.fossils)

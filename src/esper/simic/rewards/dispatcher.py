@@ -1,4 +1,4 @@
-"""The one way to a reward: picks the mode, adds what all modes share, and hands memory on."""
+"""Computes a reward: selects the mode, adds the terms common to all modes, returns new memory."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
@@ -36,7 +36,7 @@ _MODES: Final[Mapping[RewardMode, _Mode]] = {
 
 
 def compute_reward(inputs: RewardInputs, scheme: RewardScheme) -> RewardResult:
-    """Return one env's reward for one step; the same inputs always give the same result."""
+    """Return one env's reward for one step; a pure function of its inputs."""
     mode = loss_terms if scheme.family is RewardFamily.LOSS else _MODES[scheme.mode]
     terms = mode(inputs, scheme)
     potential = network_potential(inputs.slots_after, scheme)

@@ -1,4 +1,4 @@
-"""Escrow accounts: a living seed is paid in advance, and pays back what it does not keep."""
+"""Escrow accounts: reward is credited to living seeds in advance and taken back if lost."""
 
 import math
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ class EscrowAccount:
     paid: RewardComponents
     next_credit: float
     worth: float
-    """What the credit is moving towards."""
+    """Target of the credit."""
 
 
 def escrow_account(
     seed: SeedRewardInputs, inputs: RewardInputs, config: RewardConfig
 ) -> EscrowAccount:
-    """Move a living seed's credit towards its worth; what moves is paid."""
+    """Move a living seed's credit towards its worth; the change is the reward."""
     remembered = inputs.memory.of(seed.slot_id, seed.seed_id)
     credit = 0.0 if remembered is None else remembered.escrow_credit
     op, contribution = inputs.op_on(seed), seed.contribution_pp
@@ -45,7 +45,7 @@ def escrow_account(
 
 
 def escrow_forfeit(inputs: RewardInputs, credits: Mapping[str, float]) -> float:
-    """Return what is taken back: credit of seeds that are gone, and at the end of all not kept."""
+    """Return the forfeited credit: of removed seeds, and on the last step of all unfossilized."""
     kept = {(seed.slot_id, seed.seed_id) for seed in (*inputs.living, *inputs.fossils)}
     slots = inputs.memory.slots
     gone = sum(slot.escrow_credit for slot in slots if (slot.slot_id, slot.seed_id) not in kept)
@@ -69,7 +69,7 @@ def _bounded(seed: SeedRewardInputs, inputs: RewardInputs, config: RewardConfig)
     contribution, progress = seed.contribution_pp or 0.0, seed.progress_since_germination_pp
     if progress is None:
         return config.unknown_progress_share * contribution
-    # Escrow believes only progress that has lasted.
+    # Escrow counts progress by the stable accuracy only, not by that of a single step.
     progress += inputs.stable_accuracy_pct - inputs.val_accuracy_pct
     if progress <= 0.0:
         return 0.0

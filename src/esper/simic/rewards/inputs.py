@@ -1,4 +1,4 @@
-"""Turns the body's reports into what a reward sees."""
+"""Converts seed reports to the inputs of a reward."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ __all__ = ["memory_at", "seed_inputs", "slot_stages"]
 
 
 def seed_inputs(report: SeedReport, attributed_pp: float | None) -> SeedRewardInputs:
-    """Return a report as a reward sees it: a contribution counts in the step that measured it."""
+    """Return the reward inputs of a seed; a contribution counts only in the step measuring it."""
     is_fresh = report.steps_since_contribution == 0
     return SeedRewardInputs(
         slot_id=report.slot_id,
@@ -30,14 +30,14 @@ def seed_inputs(report: SeedReport, attributed_pp: float | None) -> SeedRewardIn
 
 
 def slot_stages(reports: Iterable[SeedReport]) -> tuple[SlotStage, ...]:
-    """Return as much of each occupied slot as shaping looks at."""
+    """Return the data of each occupied slot that shaping depends on."""
     return tuple(
         SlotStage(stage=report.stage, steps_in_stage=report.steps_in_stage) for report in reports
     )
 
 
 def memory_at(reports: Iterable[SeedReport], scheme: RewardScheme) -> RewardMemory:
-    """Return the memory that a segment starts with; after a rollback fossils are there already."""
+    """Return the reward memory at the start of a segment, which may already have fossils."""
     listed = tuple(reports)
     return RewardMemory(
         potential=network_potential(slot_stages(listed), scheme),

@@ -1,4 +1,4 @@
-"""The loss family: paid by the fall of the loss. A positive delta is an improvement."""
+"""The loss family: rewards the decrease of the loss. A positive delta is an improvement."""
 
 import math
 
@@ -10,7 +10,7 @@ __all__ = ["loss_terms"]
 
 
 def loss_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Pay for the fall of the loss, charge for size, and pay for the loss at the end."""
+    """Return the terms of the loss family: loss decrease, rent and final loss."""
     return ModeTerms(
         components=RewardComponents(
             loss_delta=_delta_term(inputs.loss_delta, scheme),

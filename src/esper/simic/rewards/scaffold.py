@@ -1,4 +1,4 @@
-"""Hindsight credit: a fossil pays back the seeds that it grew with."""
+"""Hindsight credit: fossilizing a seed rewards earlier positive interactions with it."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ __all__ = ["ScaffoldEntry", "hindsight_credit", "with_interaction", "without_ben
 
 
 class ScaffoldEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One step in which a seed was better for the presence of another."""
+    """One step in which a seed benefited from the presence of another."""
 
     beneficiary_slot: str
     interaction_pp: float
@@ -21,7 +21,7 @@ class ScaffoldEntry(msgspec.Struct, frozen=True, kw_only=True):
 def with_interaction(
     ledger: tuple[ScaffoldEntry, ...], first: str, second: str, interaction_pp: float, step: int
 ) -> tuple[ScaffoldEntry, ...]:
-    """Return the ledger with both directions of a pair that did well together."""
+    """Return the ledger with both directions of a pair, if its interaction is positive."""
     if interaction_pp <= 0.0:
         return ledger
     entries = (
@@ -36,7 +36,7 @@ def with_interaction(
 
 
 def without_beneficiary(ledger: Iterable[ScaffoldEntry], slot_id: str) -> tuple[ScaffoldEntry, ...]:
-    """Return the ledger without what this slot's fossilization has settled."""
+    """Return the ledger without the entries of this beneficiary."""
     return tuple(entry for entry in ledger if entry.beneficiary_slot != slot_id)
 
 
@@ -50,7 +50,7 @@ def hindsight_credit(
 ) -> float:
     """Return the credit that a successful fossilization adds to the next step's reward.
 
-    It depends on the counterfactual contribution of the new fossil, not on the host's drift.
+    It depends on the counterfactual contribution of the new fossil, not on the host's progress.
     """
     if contribution_pp is None or contribution_pp <= 0.0:
         return 0.0

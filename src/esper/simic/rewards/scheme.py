@@ -1,4 +1,4 @@
-"""The scheme that a run's rewards follow: family, mode, and every constant they use."""
+"""The reward scheme of a run: family, mode and all constants."""
 
 import msgspec
 
@@ -11,39 +11,39 @@ __all__ = ["RewardScheme", "TaskFigures", "scheme_of"]
 
 
 class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loss family takes from the task."""
+    """Values of the task that the loss family uses."""
 
     baseline_loss: float
-    """Loss of a guess."""
+    """Loss of a uniform random guess."""
     target_loss: float
     loss_delta_std: float
     rent_weight: float
 
 
 class RewardScheme(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a reward depends on beside what happened."""
+    """All settings that a reward depends on."""
 
     family: RewardFamily
     mode: RewardMode
     gamma: float
-    """The discount of the update; shaping only telescopes under the same one."""
+    """Discount of the PPO update; shaping telescopes only with the same discount."""
     config: RewardConfig
     loss_config: LossRewardConfig
     lifecycle: LifecycleRules
     task: TaskFigures
 
     def is_contributing(self, contribution_pp: float | None) -> bool:
-        """Tell whether a seed is worth keeping; an unmeasured one is not."""
+        """Return whether a seed's contribution is large enough; False if not measured."""
         threshold = self.lifecycle.min_fossilize_contribution_pp
         return contribution_pp is not None and contribution_pp >= threshold
 
     def legitimacy(self, holding_steps: int) -> float:
-        """Return the share of a fossilization's bonus that the time in HOLDING has earned."""
+        """Return the fraction of the fossilization bonus for this many steps in HOLDING."""
         return min(1.0, holding_steps / self.lifecycle.full_legitimacy_holding_steps)
 
 
 def scheme_of(config: TrainingConfig, task: TaskSpec) -> RewardScheme:
-    """Return the scheme that a configuration and its task ask for."""
+    """Return the reward scheme of a configuration and its task."""
     loss = config.loss_reward
     std = task.loss_delta_std if loss.loss_delta_std is None else loss.loss_delta_std
     rent_weight = task.loss_rent_weight if loss.rent_weight is None else loss.rent_weight

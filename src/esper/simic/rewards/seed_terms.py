@@ -1,4 +1,4 @@
-"""What one living seed adds to the dense rewards: attribution, warnings, synergy, suspicion."""
+"""Terms of one living seed in the dense rewards: attribution, warnings, synergy, suspicions."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ _BLENDED_STAGES = frozenset({Stage.BLENDING, Stage.HOLDING})
 
 
 def attributed_of(seed: SeedRewardInputs) -> float:
-    """Return a measured seed's own share of the gain."""
+    """Return the accuracy gain attributed to a measured seed."""
     if seed.attributed_pp is None:
         raise ContractError(
             f"slot {seed.slot_id!r}: a contribution was measured without the seed's share of it"
@@ -42,14 +42,14 @@ def attributed_of(seed: SeedRewardInputs) -> float:
 
 
 def attribution_discount(attributed: float, config: RewardConfig) -> float:
-    """Return how far the seed is believed: fully unless its own share is a loss."""
+    """Return the discount of a seed's reward: 1 unless its attributed gain is negative."""
     if attributed >= 0.0:
         return 1.0
     return 1.0 / (1.0 + math.exp(min(-config.attribution_sigmoid_steepness * attributed, 700.0)))
 
 
 def ratio_penalty(contribution: float, attributed: float, config: RewardConfig) -> float:
-    """Return the penalty, never positive, for a removal that costs more than the seed is worth."""
+    """Return the penalty (at most 0) for a removal cost far above the attributed gain."""
     if contribution <= config.hacking_min_contribution or config.disable_anti_gaming:
         return 0.0
     if attributed <= config.improvement_safe_threshold:
@@ -60,7 +60,7 @@ def ratio_penalty(contribution: float, attributed: float, config: RewardConfig) 
 
 
 def timing_discount(germination_step: int, config: RewardConfig) -> float:
-    """Return the share that a seed is paid; one that started early tells least of its host."""
+    """Return the discount of a seed germinated during the first steps of the episode."""
     warmup = config.germination_warmup_steps
     if config.disable_timing_discount or germination_step >= warmup:
         return 1.0
@@ -77,7 +77,7 @@ def seed_attribution(
         earned, penalty = _proxy(seed, config), 0.0
     else:
         attributed = attributed_of(seed)
-        # A seed whose share is a loss is discounted already.
+        # A seed with a negative attributed gain is already discounted below.
         is_believed = attributed >= 0.0
         penalty = ratio_penalty(seed.contribution_pp, attributed, config) if is_believed else 0.0
         earned = config.contribution_weight * _bounded(seed, config)
@@ -86,7 +86,7 @@ def seed_attribution(
             earned *= timing_discount(inputs.step - seed.age_steps, config)
         if op is Op.FOSSILIZE and attributed < 0.0:
             earned = 0.0
-    # What a seed earns is what pruning it costs; the penalty stays a penalty for every op.
+    # Pruning a seed costs what it would earn; the ratio penalty keeps its sign for every op.
     return RewardComponents(
         attribution=-earned if op is Op.PRUNE else earned, ratio_penalty=penalty
     )
@@ -122,7 +122,7 @@ def harmonic_mean(first: float, second: float) -> float:
 def warnings(
     seed: SeedRewardInputs, inputs: RewardInputs, earned: float, config: RewardConfig
 ) -> RewardComponents:
-    """Return what a seed is charged for hurting while it blends, or for being held too long."""
+    """Return the penalties for a harmful seed in BLENDING and for staying in HOLDING too long."""
     steps = seed.steps_in_stage
     if seed.stage is Stage.BLENDING and seed.attributed_pp is not None and seed.attributed_pp < 0:
         growing = max(config.blending_warning_per_step * steps, config.blending_warning_floor)
@@ -136,7 +136,7 @@ def warnings(
 
 
 def synergy(seed: SeedRewardInputs, earned: float, config: RewardConfig) -> float:
-    """Return what a seed earns by making its partners better; one that is not believed, nothing."""
+    """Return the bonus for positive interactions; 0 if the seed's attributed gain is negative."""
     interaction = seed.interaction_sum_pp
     is_believed = seed.attributed_pp is None or seed.attributed_pp >= 0.0
     if interaction is None or interaction <= 0.0 or earned <= 0.0 or not is_believed:
@@ -145,7 +145,7 @@ def synergy(seed: SeedRewardInputs, earned: float, config: RewardConfig) -> floa
 
 
 def is_ransomware(contribution: float | None, attributed: float, config: RewardConfig) -> bool:
-    """Tell whether the network depends on a seed that makes it worse."""
+    """Return whether the network depends on a seed whose attributed gain is negative."""
     is_needed = contribution is not None and contribution > config.ransomware_contribution
     return is_needed and attributed < config.ransomware_attributed
 
@@ -153,7 +153,7 @@ def is_ransomware(contribution: float | None, attributed: float, config: RewardC
 def suspicions_of(
     seeds: Iterable[SeedRewardInputs], config: RewardConfig
 ) -> Iterator[HackingSuspicion]:
-    """Yield the measured seeds that look as if they gamed the reward."""
+    """Yield the measured seeds that match a pattern of reward hacking."""
     for seed in seeds:
         contribution, attributed = seed.contribution_pp, seed.attributed_pp
         if contribution is None or attributed is None:

@@ -1,4 +1,4 @@
-"""Potential-based shaping: the one home of the potentials and of the bonus made from them."""
+"""Potential-based reward shaping: potentials and the bonus derived from them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -21,7 +21,7 @@ STAGE_POTENTIALS: Final[Mapping[Stage, float]] = {
     Stage.EMBARGOED: 0.0,
     Stage.RESETTING: 0.0,
 }
-"""How far each stage is on the way to a fossil; an empty slot is as far as a pruned one."""
+"""Potential of each stage on the way to a fossil; empty and pruned slots are equal."""
 
 _WITHOUT_PROGRESS: Final = COOLDOWN_STAGES | {Stage.UNKNOWN, Stage.DORMANT}
 
@@ -29,7 +29,7 @@ _SHAPED_MODES: Final = frozenset(RewardMode) - {RewardMode.SPARSE, RewardMode.MI
 
 
 def slot_potential(slot: SlotStage, config: RewardConfig) -> float:
-    """Return a slot's potential in the contribution family: its stage and its time in it."""
+    """Return a slot's potential in the contribution family, from stage and time in stage."""
     if slot.stage in _WITHOUT_PROGRESS:
         return 0.0
     progress = config.step_progress_bonus * slot.steps_in_stage
@@ -46,9 +46,9 @@ def network_potential(slots: Iterable[SlotStage], scheme: RewardScheme) -> float
 def shaping_bonus(before: float, after: float, scheme: RewardScheme) -> float:
     """Return the weighted change of the potential over one step.
 
-    Over T steps the discounted sum is weight * (gamma^T * last - first), whatever happens between:
-    shaping moves reward in time and never adds any. An episode is cut off rather than finished, so
-    its last potential is a real one, and nothing is taken back at the end.
+    Over T steps the discounted sum telescopes to weight * (gamma^T * last - first): shaping moves
+    reward in time and adds none. Episodes are truncated rather than terminal, so the last
+    potential is not set to 0.
     """
     if scheme.config.disable_pbrs or scheme.mode not in _SHAPED_MODES:
         return 0.0

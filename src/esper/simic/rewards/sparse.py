@@ -1,4 +1,4 @@
-"""The modes that speak at the end of an episode: sparse, minimal and simplified."""
+"""The modes with a reward at the end of an episode: sparse, minimal and simplified."""
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import ContractError
@@ -10,12 +10,12 @@ __all__ = ["minimal_terms", "simplified_terms", "sparse_terms"]
 
 
 def sparse_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Pay at the end for the accuracy that the fossils alone hold, less their size."""
+    """Reward at the end the accuracy with the fossils alone, minus a cost for their size."""
     return ModeTerms(components=RewardComponents(terminal=_committed_value(inputs, scheme)))
 
 
 def minimal_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Pay as sparse does, and charge for pruning a seed that had no time to develop."""
+    """Return the sparse terms plus a penalty for pruning a seed too early."""
     target = inputs.target()
     is_early = (
         inputs.op is Op.PRUNE
@@ -31,7 +31,7 @@ def minimal_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
 
 
 def simplified_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Charge for acting; pay at the end for accuracy and for fossils that contribute."""
+    """Charge for each action; reward accuracy and contributing fossils at the end."""
     config = scheme.config
     terminal = 0.0
     if inputs.is_last_step and not config.disable_terminal_reward:
@@ -47,7 +47,7 @@ def _committed_value(inputs: RewardInputs, scheme: RewardScheme) -> float:
         return 0.0
     if inputs.committed_accuracy_pct is None:
         raise ContractError(
-            f"step {inputs.step}: the accuracy with only the fossils on was not measured"
+            f"step {inputs.step}: the accuracy with only the fossils enabled was not measured"
         )
     config = scheme.config
     size = sum(fossil.num_params for fossil in inputs.fossils) / config.param_budget

@@ -1,4 +1,4 @@
-"""What a mode hands to the dispatcher."""
+"""The result of a reward mode, returned to the dispatcher."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ __all__ = ["ModeTerms"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModeTerms:
-    """A mode's terms, and what it wants remembered by slot."""
+    """A mode's reward terms, and its memory by slot."""
 
     components: RewardComponents
     escrow_credits: Mapping[str, float] = field(default_factory=dict)
