@@ -517,7 +517,7 @@ def test_comparison_stops_when_told_to(job: Job, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
 
-    with pytest.raises(InterruptedRunError, match="0 of 4 runs are kept"):
+    with pytest.raises(InterruptedRunError, match="0 of 4 runs are saved"):
         compare(
             job,
             parse_arms(["wait", "random"]),

@@ -83,7 +83,8 @@ def test_a_process_that_dies_is_told_with_the_way_on(process: RunProcess, tmp_pa
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
 
-    with pytest.raises(RunFailedError, match=r"random under seed 7 ended with code -9; .* goes on"):
+    message = r"random under seed 7 ended with code -9; .* to continue"
+    with pytest.raises(RunFailedError, match=message):
         process.make(order_for(short_job(tmp_path), "random", seed=7), StopFlag())
 
     # What comes next is nobody else's failure.

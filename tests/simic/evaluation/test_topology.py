@@ -114,7 +114,7 @@ def test_recorded_name_that_is_not_known_is_refused(field: str) -> None:
     odd = msgspec.structs.replace(row, **{field: "ODD"})
     manifest = TopologyManifestRecorded(host_params=100, total_params=110, slots=(odd,))
 
-    with pytest.raises(UsageError, match=rf"'{SLOT}'.*'ODD' is not known here"):
+    with pytest.raises(UsageError, match=rf"'{SLOT}'.*'ODD' is unknown"):
         seeds_in(manifest)
 
 

@@ -1,1 +1,1 @@
-"""Frozen controllers on fresh envs."""
+"""Evaluates and compares frozen controllers on fresh envs."""

@@ -1,4 +1,4 @@
-"""Arms of a comparison: who decides, and what one run of it measures."""
+"""Arms of a comparison: their controllers, and the measurements of one run."""
 
 import hashlib
 import time
@@ -40,24 +40,24 @@ __all__ = ["BASELINES", "STATIC", "Arm", "materialize_policy_digest", "parse_arm
 BASELINES: Final = ("wait", "random", "heuristic", "periodic")
 POLICY: Final = "ppo"
 STATIC: Final = "static-final"
-"""The networks that the first policy, or the last round of a run, ended with: from scratch."""
+"""Trains from scratch the final networks of the first policy, or of the last round of a run."""
 FLOP_SAMPLES: Final = 2
-"""Norms refuse to learn from one; costs are per sample, so that few are enough."""
+"""Norm layers reject one sample in training mode; costs are per sample, so few suffice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """One way of deciding what grows."""
+    """One controller of a comparison."""
 
     name: str
     command: str
-    """What the controller is called; the static arm waits."""
+    """Name of the controller; that of a static arm waits."""
     policies: tuple[LoadedRun, ...] = ()
-    """One stratum each; empty for arms that have learned nothing."""
+    """One stratum each; empty for arms without a trained policy."""
     copies: "Arm | None" = None
-    """The arm whose networks this one starts with."""
+    """The arm whose final networks this one trains from scratch."""
     recorded: tuple[TopologyManifestRecorded, ...] = ()
-    """The networks that this one starts with, env by env, where a run has recorded them."""
+    """The recorded networks of a run that this arm trains from scratch, env by env."""
 
     @property
     def num_strata(self) -> int:
@@ -66,7 +66,7 @@ class Arm:
 
     @property
     def follows_policy(self) -> bool:
-        """Tell whether what it ends with depends on a policy, its own or the one it copies."""
+        """Return whether its results depend on a policy, its own or that of the arm it copies."""
         return bool(self._decisive_policies)
 
     @property
@@ -74,7 +74,7 @@ class Arm:
         return self.policies if self.copies is None else self.copies.policies
 
     def digest(self, stratum: int) -> str:
-        """Return what differs wherever the same seed could end differently."""
+        """Return a digest of everything that determines a run's result besides job and seed."""
         if self.copies is not None:
             return f"{self.name} of {self.copies.digest(stratum)}"
         if self.recorded:
@@ -86,7 +86,7 @@ class Arm:
 
 
 def materialize_policy_digest(policy: LoadedRun) -> str:
-    """Return a hash of all that a frozen policy decides by; where it is stored makes no change."""
+    """Return a hash of the state of a frozen policy, independent of its path."""
     assert policy.controller is not None, f"{policy.path} has a policy"
     agent, normalizer = policy.controller["agent"], policy.controller["obs_normalizer"]
     digest = hashlib.sha256(repr(agent["config"]["policy"]).encode())
@@ -99,14 +99,14 @@ def materialize_policy_digest(policy: LoadedRun) -> str:
 
 
 def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
-    """Read arms: a baseline, `ppo:CHECKPOINT[,CHECKPOINT…]`, `static-final` or its `:RUN`."""
+    """Parse arms: a baseline, `ppo:CHECKPOINT[,CHECKPOINT…]` or `static-final[:RUN]`."""
     arms: list[Arm] = []
     for text in texts:
         arms.append(_parse_arm(text, arms))
     names = [arm.name for arm in arms]
     if len(arms) < 2 or len(set(names)) < len(names):
         raise UsageError(
-            f"arms {names}: give at least two, each once, such as {' '.join(BASELINES[:2])}"
+            f"arms {names}: expected at least two distinct arms, such as {' '.join(BASELINES[:2])}"
         )
     return tuple(arms)
 
@@ -118,7 +118,7 @@ def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
         model = next((arm for arm in before if arm.policies), None)
         if model is None:
             raise UsageError(
-                f"arm {STATIC!r} copies what a policy has grown; put ppo:CHECKPOINT before it, or "
+                f"arm {STATIC!r} copies the networks of a policy; put ppo:CHECKPOINT before it, or "
                 f"name a run that has recorded networks: {STATIC}:RUN"
             )
         return Arm(name=text, command="wait", copies=model)
@@ -150,27 +150,27 @@ def run_arm(
     model: ArmRun | None = None,
     dataset: TensorDataset | None = None,
 ) -> ArmRun:
-    """Let an arm grow the envs of one seed, tested after every step.
+    """Run an arm on the envs of one seed, with a test after every step.
 
     Args:
-        job: what to grow; its own seed and rounds do not count.
-        arm: who decides.
-        stratum: which of its policies.
-        seed: of every random stream: arms that share it share hosts and data order.
-        stop: asks for an end at the next cancellation point.
-        greedy: a policy takes the likeliest choices instead of sampling.
+        job: the job to run; its own seed and rounds are ignored.
+        arm: the arm.
+        stratum: index of its policy.
+        seed: seed of all random streams; arms with the same seed share hosts and data order.
+        stop: requests an end at the next cancellation point.
+        greedy: a policy takes the most likely actions instead of sampling.
         model: the run that a static arm copies.
-        dataset: the job's data, where they are loaded already.
+        dataset: the job's data, if already loaded.
     """
     training = msgspec.structs.replace(job.training, seed=seed)
     policy = arm.policies[stratum] if arm.policies else None
     _check_slots(job, policy)
     its_job = msgspec.structs.replace(job, training=training)
-    setup = prepare_run(its_job, arm.command, policy, stop, parts=RunParts(), dataset=dataset)
-    if isinstance(setup.controller, PolicyController):
-        setup.controller.is_greedy = greedy
-        # The comparison may be of more or fewer envs, or longer, than what was learned from.
-        setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
+    plan = plan_job(its_job, arm.command, policy, stop, dataset)
+    if isinstance(plan.controller, PolicyController):
+        plan.controller.is_greedy = greedy
+        # The comparison may have another number of envs or steps than the policy's training.
+        plan.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
     topologies = _topologies(arm, model)
     work = _static_work(setup, arm, topologies) if topologies else build_work(setup)
     start = time.perf_counter()
@@ -192,13 +192,13 @@ def run_arm(
 def _check_slots(job: Job, policy: LoadedRun | None) -> None:
     if policy is not None and policy.job.training.slots != job.training.slots:
         raise UsageError(
-            f"{policy.path}: the policy knows the slots {' '.join(policy.job.training.slots)} and "
-            f"the comparison is about {' '.join(job.training.slots)}; choose the same with --slots"
+            f"{policy.path}: the policy has the slots {' '.join(policy.job.training.slots)} and "
+            f"the comparison has {' '.join(job.training.slots)}; choose the same with --slots"
         )
 
 
 def _topologies(arm: Arm, model: ArmRun | None) -> dict[int, TopologyManifestRecorded]:
-    """Return the networks that an arm starts with, by env; none where it grows its own."""
+    """Return the networks that a static arm trains, by env; empty for the other arms."""
     if model is not None:
         return {env.env_id: env.topology for env in model.envs}
     return dict(enumerate(arm.recorded))
@@ -223,8 +223,8 @@ def _static_work(
 def _check_topologies(
     setup: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
 ) -> None:
-    """Refuse networks that a run has recorded elsewhere and that do not fit this comparison."""
-    training = setup.job.training
+    """Raise if the recorded networks of an arm do not fit this comparison."""
+    training = plan.job.training
     if arm.recorded and len(arm.recorded) < training.n_envs:
         raise UsageError(
             f"{arm.name}: has the networks of {len(arm.recorded)} envs and the comparison has "
@@ -239,8 +239,8 @@ def _check_topologies(
         missing = {seed.slot_id for seed in seeds_in(manifest)} - set(training.slots)
         if missing:
             raise UsageError(
-                f"{arm.name}: has seeds in {' '.join(sorted(missing))} and the comparison is about "
-                f"{' '.join(training.slots)}; choose the same with --slots"
+                f"{arm.name}: has seeds in {' '.join(sorted(missing))} and the comparison has the "
+                f"slots {' '.join(training.slots)}; choose the same with --slots"
             )
 
 
@@ -255,7 +255,7 @@ def _measures(grown: EvaluationRound, meter: FlopMeter) -> tuple[EpisodeMeasure,
         for env_id, episode in sorted(grown.episodes.items())
         if episode.status is not EpisodeStatus.FAILED
     ]
-    # Costs are counted on this thread, which is left as a fresh one would be.
+    # Counting FLOPs needs a backward pass; `enable_grad` restores the mode of this thread.
     with torch.enable_grad():
         return tuple(_measure(grown, env_id, meter) for env_id in whole)
 

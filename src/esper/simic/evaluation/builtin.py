@@ -1,4 +1,4 @@
-"""Policies that ship with Esper: trained, so that they know something."""
+"""Pretrained policies that ship with Esper."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +18,7 @@ def builtin_policies() -> tuple[str, ...]:
 
 
 def checkpoint_at(text: str) -> Path:
-    """Return the checkpoint that a path or `builtin:NAME` names."""
+    """Return the checkpoint path for a path or `builtin:NAME`."""
     if not text.startswith(BUILTIN_PREFIX):
         return Path(text)
     name = text.removeprefix(BUILTIN_PREFIX)
@@ -29,5 +29,5 @@ def checkpoint_at(text: str) -> Path:
 
 
 def _directory() -> Path:
-    # Checkpoints are opened by path, and Esper is never run from an archive.
+    # Checkpoints are opened by path; running Esper from a zip archive is not supported.
     return Path(str(files("esper.simic").joinpath("assets")))

@@ -1,4 +1,4 @@
-"""Comparisons: arms by seeds with paired random streams, kept run by run."""
+"""Comparisons: runs every arm with every seed, with paired random streams, saving each run."""
 
 import hashlib
 import threading
@@ -30,7 +30,7 @@ from esper.tolaria.supervisor import stop_signals
 __all__ = ["RunStore", "compare"]
 
 Progress = Callable[[ArmRun, bool], None]
-"""Hears of every run, and whether it was found rather than made."""
+"""Called for every run, with whether it was reused from the directory."""
 
 
 class _Wanted(NamedTuple):
@@ -46,29 +46,29 @@ class _Wanted(NamedTuple):
 
 
 _Chain = Sequence[_Wanted]
-"""Runs of one seed, each of which may copy one before it."""
+"""Runs of one seed in order, each of which may copy an earlier one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStore:
-    """Keeps every run in a file of its own, so that an interrupted comparison goes on."""
+    """Saves every run in its own file, so that an interrupted comparison can continue."""
 
     directory: Path
     job: Job
     greedy: bool
 
     def path_of(self, arm: Arm, stratum: int, seed: int) -> Path:
-        """Return where a run is kept; whatever could change it is part of the name."""
+        """Return the path of a run; everything that could change its result is in the name."""
         training = msgspec.structs.replace(self.job.training, seed=seed, n_episodes=1)
         is_greedy = self.greedy and arm.follows_policy
-        # A task may change under its name, as one's own do while they are being written.
+        # The definition of a task may change while its name stays, e.g. a task under development.
         task = registered_task(training.task).spec
         told = msgspec.json.encode([task, training, arm.command, arm.digest(stratum), is_greedy])
         digest = hashlib.sha256(told).hexdigest()[:16]
         return self.directory / f"{arm.name.partition(':')[0]}-seed{seed}-{digest}.json"
 
     def read(self, arm: Arm, stratum: int, seed: int) -> ArmRun | None:
-        """Return a run that was kept."""
+        """Return a saved run, or None."""
         path = self.path_of(arm, stratum, seed)
         try:
             run = msgspec.json.decode(path.read_bytes(), type=ArmRun)
@@ -76,17 +76,17 @@ class RunStore:
             return None
         except (OSError, msgspec.DecodeError) as error:
             raise UnreadableFileError(path, f"{error}; remove it to run it again") from None
-        # A checkpoint may have moved since: its content counts, not its path.
+        # A checkpoint may have been moved since: runs are matched by its content, not its path.
         return msgspec.structs.replace(run, arm=arm.name, stratum=stratum)
 
     def write(self, run: ArmRun, arm: Arm) -> None:
-        """Keep a run."""
+        """Save a run."""
         path = self.path_of(arm, run.stratum, run.seed)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_atomically(FileSystem(), path, msgspec.json.encode(run))
         except OSError as error:
-            raise UsageError(f"{path}: cannot keep the run: {error.strerror}") from None
+            raise UsageError(f"{path}: cannot save the run: {error.strerror}") from None
 
 
 def compare(
@@ -100,25 +100,25 @@ def compare(
     progress: Progress | None = None,
     shutdown_event: threading.Event | None = None,
 ) -> ComparisonReport:
-    """Run what is missing of every arm under every seed, and sum all of it up.
+    """Run the missing runs of every arm and seed, and return the report.
 
-    Runs of the first seed are alone on the machine and tell the wall-clock; on the CPU the others
-    go side by side, as many as there are lanes.
+    Runs of the first seed run one at a time and measure the wall time; on the CPU the others run
+    in parallel, as many as there are lanes.
 
     Args:
-        job: what to grow; its seed is that of the bootstrap, its rounds do not count.
-        arms: who decides.
+        job: the job to run; its seed is used for the bootstrap, its rounds are ignored.
+        arms: the controllers to compare.
         seeds: one round of envs each, the same for all arms.
-        directory: where runs are kept.
-        greedy: policies take the likeliest choices instead of sampling.
-        in_processes: runs that go side by side have a process each, with the data in it, which is
-            faster; those of a task that only this process knows share it all the same.
-        progress: hears of every run.
+        directory: where runs are saved.
+        greedy: policies take the most likely actions instead of sampling.
+        in_processes: parallel runs use a process each, which loads the data itself and is faster;
+            runs of a task that is registered only in this process use threads instead.
+        progress: called for every run.
         shutdown_event: set it to stop at the next cancellation point.
     """
     if len(seeds) < 2 or min(seeds) < 0 or len(set(seeds)) != len(seeds):
         raise UsageError(
-            f"seeds {list(seeds)}: give at least two, none negative, each once, such as 1000-1019"
+            f"seeds {list(seeds)}: expected at least two distinct seeds >= 0, such as 1000-1019"
         )
     stop = StopFlag(shutdown_event)
     with one_thread_per_worker(), stop_signals(stop):
@@ -134,7 +134,7 @@ def compare(
         first, *others = ([*_chains(arms, seed)] for seed in seeds)
         try:
             bench.run_alone(first)
-            # Seed by seed, so that what an interrupted comparison has is paired.
+            # Ordered by seed, so that the runs of an interrupted comparison are paired.
             rest = [chain for chains in others for chain in chains]
             if _is_on_cpu(job):
                 bench.run_side_by_side(rest, in_processes=in_processes)
@@ -150,7 +150,7 @@ def compare(
 
 
 def _chains(arms: Sequence[Arm], seed: int) -> Iterator[_Chain]:
-    """Return a seed's runs; those that copy another one follow it in the same chain."""
+    """Return a seed's runs; a run that copies another one follows it in the same chain."""
     for arm in arms:
         if arm.copies is None:
             chain = (arm, *(other for other in arms if other.copies is arm))
@@ -159,7 +159,7 @@ def _chains(arms: Sequence[Arm], seed: int) -> Iterator[_Chain]:
 
 
 def _is_on_cpu(job: Job) -> bool:
-    """Tell whether runs share the machine's own memory: a device of less holds one at a time."""
+    """Return whether all devices are CPUs: an accelerator may have memory for one run only."""
     training = job.training
     device = resolve_device(training.device)
     envs = resolve_env_devices(training.devices, policy_device=device, n_envs=training.n_envs)
@@ -167,7 +167,7 @@ def _is_on_cpu(job: Job) -> bool:
 
 
 def _cause_among(waiting: Sequence[Future[None]]) -> BaseException | None:
-    """Return what failed by itself: those beside it may only have been told to stop."""
+    """Return the original failure: the other runs may only have been stopped because of it."""
     errors = (done.exception() for done in waiting if done.done() and not done.cancelled())
     return next(
         (error for error in errors if error and not isinstance(error, InterruptedRunError)), None
@@ -176,7 +176,7 @@ def _cause_among(waiting: Sequence[Future[None]]) -> BaseException | None:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Workbench:
-    """Finds runs or makes them."""
+    """Reuses saved runs or executes them."""
 
     job: Job
     arms: Sequence[Arm]
@@ -186,16 +186,16 @@ class _Workbench:
     progress: Progress | None
     runs: dict[tuple[str, int, int], ArmRun] = field(default_factory=dict)
     _idle: SimpleQueue[RunProcess] | None = None
-    """Processes that wait for an order; None where runs share this one."""
+    """Idle worker processes; None if runs use threads of this process."""
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
     def run_alone(self, chains: Sequence[_Chain]) -> None:
-        """Make runs one after another, each on all lanes."""
+        """Execute runs one after another, each on all lanes."""
         for chain in chains:
             self._follow(chain, is_alone=True)
 
     def run_side_by_side(self, chains: Sequence[_Chain], *, in_processes: bool) -> None:
-        """Make as many runs at a time as there are lanes; after a failure none is begun."""
+        """Execute as many runs at a time as there are lanes; after a failure none is started."""
         num_workers = num_lanes_for(self.job.run.lanes, len(chains))
         if not in_processes or not is_installed_task(self.job.training.task):
             self._run_on_threads(chains, num_workers)
@@ -221,7 +221,7 @@ class _Workbench:
             self.stop.checkpoint()
             kept = self.store.read(*wanted)
             if kept is not None and kept.wall_s is None and is_alone:
-                kept = None  # its time has not been taken yet
+                kept = None  # its wall time has not been measured yet
             run = kept or self._make(wanted, is_alone=is_alone)
             if kept is None:
                 self.store.write(run, wanted.arm)
@@ -240,7 +240,7 @@ class _Workbench:
             run = self._make_here(wanted, model, job)
         else:
             run = self._make_elsewhere(wanted, model, job, self._idle)
-        # What others left of the machine tells nothing about the run.
+        # The wall time of a run that shared the machine with others is meaningless.
         return msgspec.structs.replace(run, wall_s=None)
 
     def _make_here(self, wanted: _Wanted, model: ArmRun | None, job: Job) -> ArmRun:
@@ -258,7 +258,7 @@ class _Workbench:
     def _make_elsewhere(
         self, wanted: _Wanted, model: ArmRun | None, job: Job, idle: SimpleQueue[RunProcess]
     ) -> ArmRun:
-        # Another process must not find data where this one had to make them up, nor the reverse.
+        # All processes must use the same data: real or synthetic as resolved here.
         is_made_up = self.dataset.origin is DataOrigin.SYNTHETIC
         source = DataSource.SYNTHETIC if is_made_up else DataSource.REAL
         training = msgspec.structs.replace(job.training, data=source)

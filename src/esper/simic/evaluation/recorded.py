@@ -1,4 +1,4 @@
-"""Networks that a run has recorded, read from its log."""
+"""Reads the network topologies that a run has recorded in its log."""
 
 from pathlib import Path
 from typing import Final
@@ -14,10 +14,10 @@ _MARK: Final = EventType.TOPOLOGY_MANIFEST_RECORDED.encode()
 
 
 def last_recorded(run: Path) -> tuple[TopologyManifestRecorded, ...]:
-    """Return the networks of the last round that a run has recorded, in env order."""
+    """Return the topologies of the last recorded round of a run, in env order."""
     logs = find_logs([run])
     if len(logs) != 1:
-        raise UnreadableFileError(run, f"has {len(logs)} runs; name the directory of one of them")
+        raise UnreadableFileError(run, f"has {len(logs)} runs; pass the directory of one of them")
     (log,) = logs
     found: dict[int | None, TopologyManifestRecorded] = {}
     last_round: int | None = None

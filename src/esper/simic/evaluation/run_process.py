@@ -1,7 +1,7 @@
-"""Runs of a comparison in a process of their own: orders come in by line, runs go out.
+"""Executes runs of a comparison in worker processes: one JSON line per request and response.
 
-Two processes get through small networks twice as fast as two lanes of one process, which share one
-interpreter; the runs are the same.
+With small networks, two processes are twice as fast as two lanes of one process, which share the
+interpreter lock; the results are the same.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from esper.tolaria.stopping import StopFlag
 __all__ = ["RunProcess", "main", "run_processes"]
 
 POLL_S: Final = 0.1
-"""How long a stop may go unnoticed."""
+"""Polling interval of the stop flag."""
 
 
 @contextlib.contextmanager
 def run_processes(num_processes: int) -> Iterator[tuple["RunProcess", ...]]:
-    """Provide processes that begin with their first order, and end them whatever they are doing."""
+    """Provide worker processes that start with their first request, and kill them on exit."""
     processes = tuple(RunProcess() for _ in range(num_processes))
     try:
         yield processes
@@ -49,23 +49,23 @@ def run_processes(num_processes: int) -> Iterator[tuple["RunProcess", ...]]:
 
 @dataclass(eq=False, slots=True)
 class RunProcess:
-    """Another interpreter that makes one run at a time."""
+    """A worker process that executes one run at a time."""
 
     _child: "subprocess.Popen[bytes] | None" = None
-    """None before the first order, and after one that was not answered."""
+    """None before the first request, and after a request without a response."""
 
     @property
     def pid(self) -> int | None:
-        """Return the number of the process, where there is one."""
+        """Return the process id, or None if no process is running."""
         return None if self._child is None else self._child.pid
 
     def make(self, order: RunRequest, stop: StopFlag) -> ArmRun:
-        """Wait for a run to be made; a stop ends the wait, `end` the run.
+        """Execute a run and wait for it; a stop ends the wait, `end` kills the run.
 
         Raises:
-            UsageError: as the run does.
-            RunFailedError: if it fails in another way, or takes its process along.
-            InterruptedRunError: if a stop was asked for.
+            UsageError: if the run raises one.
+            RunFailedError: if the run fails otherwise, or its process ends.
+            InterruptedRunError: if a stop was requested.
         """
         child = self._child = self._child or _begin()
         try:
@@ -73,7 +73,7 @@ class RunProcess:
             if not line:
                 raise RunFailedError(
                     f"the process that ran {order.arm} under seed {order.seed} ended with code "
-                    f"{child.wait()}; runs that were made are kept, the same command goes on"
+                    f"{child.wait()}; finished runs are saved, run the same command to continue"
                 )
         except BaseException:
             self.end()
@@ -81,7 +81,7 @@ class RunProcess:
         return _run_in(msgspec.json.decode(line, type=RunResponse))
 
     def end(self) -> None:
-        """End the process; what it has not answered yet is lost."""
+        """Kill the process; a run in progress is lost."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
@@ -91,17 +91,17 @@ class RunProcess:
 
 def _begin() -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", __name__]
-    # What a terminal sends to a whole group is for whoever gives the orders.
+    # A new session: Ctrl-C must reach only the parent, which then ends its workers.
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
 
 
 def _answer_of(child: "subprocess.Popen[bytes]", order: RunRequest, stop: StopFlag) -> bytes:
-    """Return a line, or nothing if the process has ended."""
-    assert child.stdin is not None, "the child listens"
-    assert child.stdout is not None, "the child answers"
-    # If it has ended, that shows in its answer.
+    """Return the response line, or an empty one if the process has ended."""
+    assert child.stdin is not None, "stdin is a pipe"
+    assert child.stdout is not None, "stdout is a pipe"
+    # If the process has ended, reading its response shows it.
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(msgspec.json.encode(order) + b"\n")
         child.stdin.flush()
@@ -119,7 +119,7 @@ def _run_in(answer: RunResponse) -> ArmRun:
 
 @dataclass(eq=False, slots=True)
 class RunWorker:
-    """Carries out orders; arms and data are read once."""
+    """Executes requests in the worker process; arms and data are loaded once."""
 
     _arms: dict[tuple[str, ...], tuple[Arm, ...]] = field(default_factory=dict)
     _dataset: TensorDataset | None = None
@@ -131,7 +131,7 @@ class RunWorker:
             return RunResponse(error=str(error), exit_code=int(error.exit_code))
 
     def _make(self, order: RunRequest) -> ArmRun:
-        # Whoever gives the orders ends this process to stop it.
+        # The parent stops a run by killing this process, so this flag is never set.
         stop = StopFlag()
         if order.arms not in self._arms:
             self._arms[order.arms] = parse_arms(order.arms)
@@ -157,7 +157,7 @@ class RunWorker:
 
 
 def main() -> int:
-    """Answer orders; ends when whoever gives them does, however that comes about."""
+    """Respond to requests until the parent process closes stdin or ends."""
     orders = SimpleQueue[bytes]()
     share_one_heap()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
@@ -172,7 +172,7 @@ def main() -> int:
 
 
 def _listen(orders: "SimpleQueue[bytes]") -> None:
-    """Take orders, and end the process behind the last: nobody waits for a run under way."""
+    """Read requests, and exit at the end of stdin: no parent waits for a run in progress."""
     for line in sys.stdin.buffer:
         orders.put(line)
     os._exit(ExitCode.OK)
@@ -180,7 +180,7 @@ def _listen(orders: "SimpleQueue[bytes]") -> None:
 
 @contextlib.contextmanager
 def _answers() -> Iterator[IO[bytes]]:
-    """Keep stdout for the answers; whatever else is printed goes to stderr."""
+    """Reserve stdout for responses; all other output goes to stderr."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         yield answers

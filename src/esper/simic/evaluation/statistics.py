@@ -1,7 +1,7 @@
-"""Statistics of few runs: interquartile means, stratified bootstraps, who is better, Pareto fronts.
+"""Statistics of few runs: interquartile mean, stratified bootstrap, comparisons, Pareto front.
 
-Scores come in strata (one per trained policy, say), each a row of independent runs. A bootstrap
-draws runs anew within every stratum, so that no stratum weighs more in one draw than in another.
+Scores come in strata (for example one per trained policy), each a row of independent runs. The
+bootstrap resamples runs within each stratum, so that all strata have equal weight in every draw.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ CONFIDENCE_PCT: Final = 95.0
 
 Scores: TypeAlias = NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Scores], Scores]
-"""Turns draws into one figure each; a draw has the runs along the second axis."""
+"""Maps draws to one value each; a draw has the runs along the second axis."""
 
 
 def interquartile_mean(draws: Scores) -> Scores:
-    """Return the mean of the middle half; a run on its edge counts with the part that is inside."""
+    """Return the mean of the middle half; runs on its edges are weighted fractionally."""
     num_runs = draws.shape[1]
     edges = np.arange(num_runs + 1, dtype=np.float64) / num_runs
     inside = np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25)
@@ -47,7 +47,7 @@ def mean_difference(draws: Scores) -> Scores:
 
 
 def probability_of_improvement(draws: Scores) -> Scores:
-    """Return how likely a run of the first column beats one of the second; a tie is half a win."""
+    """Return the probability that a run of column 1 beats one of column 2; ties count half."""
     first, second = draws[:, :, None, 0], draws[:, None, :, 1]
     figures: Scores = ((first > second) + 0.5 * (first == second)).mean(axis=(1, 2))
     return figures
@@ -64,9 +64,9 @@ def bootstrap(
 
     Args:
         strata: the runs of each stratum along the first axis.
-        statistic: of all runs together.
-        seed: of the draws: the same seed gives the same interval.
-        num_draws: more make the interval's ends steadier.
+        statistic: computed over all runs together.
+        seed: seed of the resampling: the same seed gives the same interval.
+        num_draws: number of resamples; more reduce the noise of the interval.
     """
     generator = np.random.default_rng(seed)
     drawn = [runs[generator.integers(len(runs), size=(num_draws, len(runs)))] for runs in strata]
@@ -79,9 +79,7 @@ def bootstrap(
 
 
 def pareto_front(gains: Sequence[float], costs: Sequence[float]) -> tuple[bool, ...]:
-    """Tell which points no other one beats: one that gains as much, costs as little, and is not
-    the same.
-    """
+    """Return which points are Pareto-optimal: not dominated in gain and cost by another point."""
     points = list(zip(gains, costs, strict=True))
     return tuple(
         not any(

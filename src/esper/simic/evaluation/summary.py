@@ -1,4 +1,4 @@
-"""What runs of a comparison come to: interquartile means, intervals, differences, the front."""
+"""The report of a comparison: interquartile means, intervals, differences, Pareto front."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -39,7 +39,7 @@ def summarize(
     *,
     greedy: bool = False,
 ) -> ComparisonReport:
-    """Sum up runs, keyed by arm, stratum and seed; seeds that lost a whole run are left out."""
+    """Return the report of runs keyed by arm, stratum and seed, without seeds of failed runs."""
     seeds = sorted({seed for _, _, seed in runs})
     kept = [seed for seed in seeds if all(run.envs for key, run in runs.items() if key[2] == seed)]
     if len(kept) < 2:
@@ -126,7 +126,7 @@ def _contrast(first: str, second: str, strata: _Strata, seed: int) -> Contrast:
 
 
 def _pairs(first: str, second: str, strata: _Strata, name: str) -> list[Scores]:
-    """Put runs of the same seed side by side; an arm with one stratum meets each of the other's."""
+    """Pair the runs of each seed; an arm with one stratum is paired with each of the other's."""
     left, right = strata[first], strata[second]
     return [
         np.stack([_means(left[k % len(left)], name), _means(right[k % len(right)], name)], axis=1)
@@ -135,7 +135,7 @@ def _pairs(first: str, second: str, strata: _Strata, name: str) -> list[Scores]:
 
 
 def _means(runs: Sequence[ArmRun], name: str) -> Scores:
-    """Return each run's mean over its envs: envs of a run share its data order."""
+    """Return each run's mean over its envs, which are not independent: they share data order."""
     return np.array([_mean(run.envs, name) for run in runs])
 
 
@@ -146,7 +146,7 @@ def _mean(envs: Sequence[EpisodeMeasure], name: str) -> float:
 def _equal_flops_pct(
     static: Sequence[Sequence[ArmRun]], grown: Sequence[Sequence[ArmRun]]
 ) -> float | None:
-    """Read the static curves at the step by which they have cost what growing did."""
+    """Return the accuracy of the static arm at the step with equal FLOPs to the growing arm."""
     budgets = {
         (stratum, run.seed, env.env_id): env.train_flops
         for stratum, runs in enumerate(grown)

@@ -1,4 +1,4 @@
-"""Topologies: what a network is made of, what training it costs, how it is built at once."""
+"""Topologies: the seeds of a network, its training cost, and how to build it directly."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ from esper.simic.training.parallel_env_state import ParallelEnvState
 __all__ = ["FlopMeter", "PlantedSeed", "StaticWork", "plant", "seeds_in"]
 
 _COUNTING: Final = threading.Lock()
-"""A counter is entered for the whole process in some respects, so one at a time is."""
+"""torch's FLOP counter has process-wide state, so only one may be active at a time."""
 
 _STYLE_BY_ALGORITHM: Final = {style.algorithm: style for style in Style}
-"""Ramps change no cost, so one style stands for all that mix in the same way."""
+"""Alpha ramps do not change the cost, so one style represents all with the same blend."""
 
 
 class PlantedSeed(NamedTuple):
-    """A seed that is put into a model in a stage that it would otherwise have to grow into."""
+    """A seed placed into a model directly in a given stage."""
 
     slot_id: str
     blueprint: Blueprint
@@ -44,7 +44,7 @@ class PlantedSeed(NamedTuple):
 
 
 def seeds_in(manifest: TopologyManifestRecorded) -> tuple[PlantedSeed, ...]:
-    """Return the seeds of a recorded network that take part in its output."""
+    """Return the seeds of a recorded network that contribute to its output."""
     seeds = (_seed_in(row) for row in manifest.slots)
     return tuple(seed for seed in seeds if seed.stage in BLENDED_STAGES and seed.alpha > 0.0)
 
@@ -60,12 +60,12 @@ def _seed_in(row: TopologySlot) -> PlantedSeed:
         )
     except KeyError as error:
         raise UsageError(
-            f"slot {row.slot_id!r} of a recorded network: {error} is not known here"
+            f"slot {row.slot_id!r} of a recorded network: {error} is unknown"
         ) from None
 
 
 def plant(model: MorphogeneticModel, seed: PlantedSeed, generator: torch.Generator) -> None:
-    """Put a seed into a model."""
+    """Place a seed into a model."""
     slot = model.slot(seed.slot_id)
     request = GerminationRequest(
         seed_id=f"planted_{seed.slot_id}",
@@ -86,19 +86,19 @@ def plant(model: MorphogeneticModel, seed: PlantedSeed, generator: torch.Generat
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class StaticWork(TrainingWork):
-    """Trains networks that have all their seeds from the first step on."""
+    """Trains networks that have all their seeds from the first step."""
 
     topologies: Mapping[int, TopologyManifestRecorded]
-    """By env; an env without one is the host alone."""
+    """Topologies by env; an env without one is the host only."""
 
     def build(self, round_index: int, env_id: int) -> ParallelEnvState:
-        """Build an env with its seeds in place; its host starts as that of any other arm."""
-        # Named, as a dataclass with slots is a new class that `super()` does not know.
+        """Build an env with its seeds; its host is initialized as in the other arms."""
+        # No `super()`: a slotted dataclass is a new class, which zero-argument super() rejects.
         env = TrainingWork.build(self, round_index, env_id)
         manifest = self.topologies.get(env_id)
         for seed in () if manifest is None else seeds_in(manifest):
             plant(env.model, seed._replace(stage=Stage.FOSSILIZED), env.seed_generator)
-        # Nobody has decided on these seeds, so nothing is told of them.
+        # These seeds are not the result of a decision, so their events are dropped.
         env.outbox.clear()
         env.governor.take_snapshot()
         return env
@@ -106,10 +106,11 @@ class StaticWork(TrainingWork):
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class FlopMeter:
-    """Knows what training on one target costs for each topology, by counting it once.
+    """Counts the training FLOPs per target of each topology, once per topology.
 
-    Convolutions and matrix products are counted, forward and backward; norms, activations and
-    optimizers, which are few beside them, are not. A seed on its way out counts as one that learns.
+    Convolutions and matrix multiplications are counted, forward and backward; norms, activations
+    and optimizers, which are small in comparison, are not. A seed that is being removed counts as
+    one that is trained.
     """
 
     context: EnvFactoryContext
@@ -117,7 +118,7 @@ class FlopMeter:
     _known: dict[frozenset[PlantedSeed], float] = field(default_factory=dict)
 
     def per_target(self, reports: Sequence[SeedReport]) -> float:
-        """Return the operations that training on one target takes with these seeds."""
+        """Return the training FLOPs per target with these seeds."""
         key = frozenset(_cost_of(report) for report in reports if report.stage in ACTIVE_STAGES)
         if key not in self._known:
             self._known[key] = self._count(key)
@@ -136,10 +137,10 @@ class FlopMeter:
 
 
 class _NoModules:
-    """Counts for no module in particular.
+    """Replaces torch's module tracker, so that FLOPs are not counted per module.
 
-    The tracker that it replaces has hooks in every module of the process: envs that train on other
-    threads would run into them.
+    The tracker installs global module hooks, which would also run for envs that train on other
+    threads.
     """
 
     parents = frozenset({"Global"})
@@ -150,7 +151,7 @@ class _NoModules:
 
 
 def _cost_of(report: SeedReport) -> PlantedSeed:
-    """Return a seed that costs as much as the reported one; alpha changes no cost."""
+    """Return a seed with the same cost as the reported one; alpha does not affect it."""
     return PlantedSeed(
         slot_id=report.slot_id,
         blueprint=report.blueprint,
