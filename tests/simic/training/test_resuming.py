@@ -225,7 +225,7 @@ def test_run_that_met_a_full_disk_goes_on_from_the_checkpoint_before(
     # Four calls per file: the second round's checkpoint fails after its first write.
     disk = FailingDisk(fail_at=13)
     with monkeypatch.context() as patched:
-        patched.setattr(vectorized, "CheckpointStore", partial(CheckpointStore, files=disk))
+        patched.setattr(trainer_assembly, "CheckpointStore", partial(CheckpointStore, files=disk))
         with pytest.raises(RunFailedError, match="the previous checkpoint is intact"):
             tiny_run(tmp_path, n_episodes=ROUNDS)
     (run_dir,) = tmp_path.iterdir()

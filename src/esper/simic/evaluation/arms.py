@@ -166,11 +166,11 @@ def run_arm(
     policy = arm.policies[stratum] if arm.policies else None
     _check_slots(job, policy)
     its_job = msgspec.structs.replace(job, training=training)
-    plan = plan_job(its_job, arm.command, policy, stop, dataset)
-    if isinstance(plan.controller, PolicyController):
-        plan.controller.is_greedy = greedy
+    setup = prepare_run(its_job, arm.command, policy, stop, parts=RunParts(), dataset=dataset)
+    if isinstance(setup.controller, PolicyController):
+        setup.controller.is_greedy = greedy
         # The comparison may have another number of envs or steps than the policy's training.
-        plan.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
+        setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
     topologies = _topologies(arm, model)
     work = _static_work(setup, arm, topologies) if topologies else build_work(setup)
     start = time.perf_counter()
@@ -224,7 +224,7 @@ def _check_topologies(
     setup: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
 ) -> None:
     """Raise if the recorded networks of an arm do not fit this comparison."""
-    training = plan.job.training
+    training = setup.job.training
     if arm.recorded and len(arm.recorded) < training.n_envs:
         raise UsageError(
             f"{arm.name}: has the networks of {len(arm.recorded)} envs and the comparison has "
