@@ -1,1 +1,1 @@
-"""Attribution: which seeds are switched off to find out what each is worth, and what that says."""
+"""Attribution: measures the contribution of each seed by ablations."""

@@ -1,4 +1,4 @@
-"""Ablations: which seeds are switched off, in which combinations, in one validation pass."""
+"""Ablations: which combinations of seeds are disabled in one validation pass."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 MAX_FACTORIAL_SEEDS: Final = 4
-"""Up to so many seeds every combination is measured."""
+"""Up to this number of seeds, every combination is measured."""
 
 
 class AblationStrategy(StrEnum):
@@ -31,23 +31,23 @@ class AblationStrategy(StrEnum):
 
 
 class AblationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one env's validation pass evaluates; the first entry is the network as it is."""
+    """The ablations of one env's validation pass; the first is the unablated network."""
 
     strategy: AblationStrategy
     active: tuple[str, ...]
-    """Slots whose seeds are weighed: at work, not yet fossils; in the order of the reports."""
+    """Slots with attributed seeds: alpha above 0, not fossilized; in the order of the reports."""
     fossils: tuple[str, ...]
-    """Slots whose fossils are left out one by one."""
+    """Slots whose fossils are ablated one by one."""
     ablations: tuple[Ablation, ...]
     permutations: tuple[tuple[str, ...], ...] = ()
-    """Orders of joining whose every prefix is evaluated as well."""
+    """Permutations whose prefixes are all evaluated as well."""
 
     def without(self, slots_on: Collection[str]) -> Ablation:
-        """Return the ablation in which, of the active seeds, exactly these are on."""
+        """Return the ablation that leaves exactly these active seeds enabled."""
         return Ablation(frozenset(self.active) - frozenset(slots_on))
 
     def seeds_on(self, ablation: Ablation) -> tuple[str, ...]:
-        """Return the active seeds that an ablation leaves on."""
+        """Return the active seeds that an ablation leaves enabled."""
         return tuple(slot_id for slot_id in self.active if slot_id not in ablation.off)
 
 
@@ -57,14 +57,14 @@ def plan_ablations(
     fossils_to_measure: Collection[str] = (),
     permutations: tuple[tuple[str, ...], ...] = (),
 ) -> AblationPlan:
-    """Return what to evaluate for an env.
+    """Return the ablation plan of an env.
 
     Args:
         reports: Its occupied slots.
-        fossils_to_measure: Slots whose fossils are wanted too: all of them on the last step,
-            those that are paid in drips on every step.
-        permutations: Orders of joining of the active seeds, for sampled Shapley values where
-            the full factorial is out of reach.
+        fossils_to_measure: Slots whose fossils are measured too: all of them on the last step,
+            those with a drip bonus on every step.
+        permutations: Permutations of the active seeds, for sampled Shapley values if there are
+            too many seeds for the full factorial.
     """
     active = tuple(report.slot_id for report in reports if _is_attributed(report))
     fossils = tuple(
@@ -87,14 +87,14 @@ def plan_ablations(
         ),
         active=active,
         fossils=fossils,
-        # Each is evaluated once; the order of first mention is kept.
+        # Each is evaluated once; dict order keeps the plan deterministic.
         ablations=tuple(dict.fromkeys(listed)),
         permutations=permutations,
     )
 
 
 def _is_attributed(report: SeedReport) -> bool:
-    # At alpha 0 a seed does not reach the output: there is nothing to switch off.
+    # At alpha 0 a seed does not affect the output, so there is nothing to ablate.
     is_at_work = report.stage in ACTIVE_STAGES and report.alpha.alpha > 0.0
     return is_at_work and report.stage is not Stage.FOSSILIZED
 

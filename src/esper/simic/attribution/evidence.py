@@ -1,4 +1,4 @@
-"""Evidence: what the accuracies of a plan's ablations say about each seed."""
+"""Evidence: contributions, shares and interactions of seeds from the accuracies of ablations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ __all__ = ["attribute_contributions"]
 
 @dataclass(frozen=True, slots=True)
 class _Game:
-    """A plan with its results: the worth of every coalition that was evaluated."""
+    """A plan with its results: the value of every evaluated coalition."""
 
     plan: AblationPlan
     accuracies_pct: dict[Ablation, float]
@@ -33,10 +33,8 @@ class _Game:
         return self.accuracies_pct[Ablation()] - self.accuracies_pct[off]
 
 
-def attribute_contributions(
-    plan: AblationPlan, accuracies_pct: Sequence[float]
-) -> AttributionEvidence:
-    """Return what the accuracies of a plan's ablations, in its order, say about each seed."""
+def attribute_contributions(plan: AblationPlan, accuracies_pct: Sequence[float]) -> AttributionEvidence:
+    """Return the attribution of each seed, given the accuracies of the ablations in plan order."""
     if len(accuracies_pct) != len(plan.ablations):
         raise ContractError(
             f"{len(plan.ablations)} ablations were planned, {len(accuracies_pct)} were measured"
@@ -65,7 +63,7 @@ def _interactions(game: _Game) -> tuple[PairInteraction, ...]:
         PairInteraction(
             first_slot=first,
             second_slot=second,
-            # All four terms switch on exactly the seeds they name; leave-one-out has no part in it.
+            # In all four terms exactly the named seeds are enabled; leave-one-out is not used.
             interaction_pp=game.value(frozenset({first, second}))
             - game.value(frozenset({first}))
             - game.value(frozenset({second}))

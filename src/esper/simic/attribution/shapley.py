@@ -1,4 +1,4 @@
-"""Shapley values: exact from all coalitions, or estimated from sampled orders of joining."""
+"""Shapley values: exact from all coalitions, or estimated from sampled permutations."""
 
 import math
 import statistics
@@ -17,11 +17,11 @@ __all__ = [
 ]
 
 CoalitionValue: TypeAlias = Callable[[frozenset[str]], float]
-"""What a set of players is worth together."""
+"""The value of a coalition of players."""
 
 
 def exact_shapley(players: Sequence[str], value: CoalitionValue) -> dict[str, float]:
-    """Return each player's mean marginal value over all orders of joining."""
+    """Return each player's mean marginal value over all permutations."""
     num_players = len(players)
     weights = [
         math.factorial(size) * math.factorial(num_players - 1 - size) / math.factorial(num_players)
@@ -39,7 +39,7 @@ def exact_shapley(players: Sequence[str], value: CoalitionValue) -> dict[str, fl
 def antithetic_permutations(
     players: Sequence[str], num_pairs: int, rng: Random
 ) -> tuple[tuple[str, ...], ...]:
-    """Return random orders of joining, each followed by its reverse, which lowers the variance."""
+    """Return random permutations, each followed by its reverse, which lowers the variance."""
     orders: list[tuple[str, ...]] = []
     for _ in range(num_pairs):
         order = tuple(rng.sample(players, len(players)))
@@ -50,7 +50,7 @@ def antithetic_permutations(
 def sampled_shapley(
     permutations: Sequence[tuple[str, ...]], value: CoalitionValue
 ) -> tuple[ShapleyEstimate, ...]:
-    """Estimate the shares from some orders of joining; they add up exactly as the true ones do."""
+    """Estimate Shapley values from permutations; their sum is exact (efficiency)."""
     marginals: dict[str, list[float]] = {player: [] for player in sorted(permutations[0])}
     for order in permutations:
         for index, player in enumerate(order):

@@ -1,1 +1,1 @@
-"""Decisions made and carried out: op handlers, and the controllers that stand beside the policy."""
+"""Op handlers: execute the ops of decisions on a model."""

@@ -1,4 +1,4 @@
-"""What the handler of an op may draw on beside the action."""
+"""The context of an op handler, in addition to the action."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ __all__ = ["HandlerContext"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HandlerContext:
-    """One env's body, and what a germination needs."""
+    """One env's model, and the inputs of a germination."""
 
     model: MorphogeneticModel
     seed_id: str
-    """Name of the seed that a germination would plant."""
+    """Id of the seed that a germination would create."""
     generator: torch.Generator
     accuracy_pct: float
-    """The host's accuracy at this moment."""
+    """The current validation accuracy."""
     step: int
     """Step of the episode."""

@@ -1,4 +1,4 @@
-"""Op handlers: what each op does to a model. Legality is asked before, gates are asked here."""
+"""Op handlers: the effect of each op on a model. Legality is checked before, gates here."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
@@ -16,12 +16,12 @@ Handler: TypeAlias = Callable[[ActionSpec, HandlerContext], Transition]
 
 
 def wait(action: ActionSpec, context: HandlerContext) -> Transition:
-    """Do nothing, successfully."""
+    """Do nothing; always succeeds."""
     return Transition(state=context.model.slot(action.slot_id).state)
 
 
 def germinate(action: ActionSpec, context: HandlerContext) -> Transition:
-    """Plant a seed."""
+    """Germinate a seed."""
     request = GerminationRequest(
         seed_id=context.seed_id,
         blueprint=action.blueprint,
@@ -35,7 +35,7 @@ def germinate(action: ActionSpec, context: HandlerContext) -> Transition:
 
 
 def set_alpha_target(action: ActionSpec, context: HandlerContext) -> Transition:
-    """Send a seed's alpha to another target; its algorithm stays."""
+    """Set a new alpha target for a seed; its algorithm stays."""
     slot = context.model.slot(action.slot_id)
     return slot.set_alpha_target(action.alpha_target.alpha, _ramp_of(action))
 
@@ -46,7 +46,7 @@ def prune(action: ActionSpec, context: HandlerContext) -> Transition:
 
 
 def fossilize(action: ActionSpec, context: HandlerContext) -> Transition:
-    """Make a held seed permanent."""
+    """Make a seed in HOLDING permanent."""
     return context.model.slot(action.slot_id).fossilize()
 
 
