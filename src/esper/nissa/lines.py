@@ -105,11 +105,11 @@ def _open_raw(path: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def _open_zstd(stream: BinaryIO) -> BinaryIO:
-    # The standard library includes zstd since Python 3.14; imported here as most logs are plain.
+    # The standard library includes zstd since Python 3.14.
     if sys.version_info >= (3, 14):
-        from compression import zstd
+        from compression import zstd  # most logs are not compressed
     else:
-        from backports import zstd
+        from backports import zstd  # most logs are not compressed
     return cast(BinaryIO, zstd.ZstdFile(stream))
 
 
