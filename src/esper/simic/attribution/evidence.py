@@ -33,7 +33,9 @@ class _Game:
         return self.accuracies_pct[Ablation()] - self.accuracies_pct[off]
 
 
-def attribute_contributions(plan: AblationPlan, accuracies_pct: Sequence[float]) -> AttributionEvidence:
+def attribute_contributions(
+    plan: AblationPlan, accuracies_pct: Sequence[float]
+) -> AttributionEvidence:
     """Return the attribution of each seed, given the accuracies of the ablations in plan order."""
     if len(accuracies_pct) != len(plan.ablations):
         raise ContractError(
