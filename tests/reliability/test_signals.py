@@ -42,4 +42,4 @@ def test_suspended_run_goes_on_as_if_nothing_had_happened(whole: Whole, tmp_path
     assert ended.code == 0, ended.output
     assert run_dir is not None
     assert fingerprint(run_dir) == whole.fingerprint
-    assert "the event loop stood still for" in ended.output
+    assert "the event loop was blocked for" in ended.output

@@ -1,1 +1,1 @@
-"""The engine: supervisor, lanes, device fences, governor. Runs the work that is handed in."""
+"""The engine: supervisor, lanes, device fences, governor. Runs the work it is given."""

@@ -1,4 +1,4 @@
-"""Containment: what one env's work raises becomes that env's failure and touches no other env."""
+"""Error isolation: an exception in one env becomes that env's failure and affects no other env."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["Place", "contained"]
 
 
 class Place(NamedTuple):
-    """Which part of a step an env is in, for the report about an exception."""
+    """The phase, step and batch an env is in, recorded with an exception."""
 
     phase: Phase
     step: int | None = None
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 @contextmanager
 def contained(failures: list[EnvFailure], env_id: int, place: Place) -> Iterator[None]:
-    """Append what the block raises to `failures`; a request to stop the run is raised on."""
+    """Append an exception raised in the block to `failures`; re-raise InterruptedRunError."""
     try:
         yield
     except InterruptedRunError:

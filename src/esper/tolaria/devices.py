@@ -1,4 +1,4 @@
-"""Device names, checked: what exists here, and which env lives where."""
+"""Device names: parsing, availability checks, and the assignment of envs to devices."""
 
 import re
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ _DEVICE: Final = re.compile(r"(cpu|cuda|mps)(?::(0|[1-9][0-9]{0,3}))?")
 
 
 def parse_device(text: str) -> torch.device:
-    """Read a device's name without asking whether it is there."""
+    """Parse a device name without checking that the device exists."""
     match = _DEVICE.fullmatch(text)
     if match is None:
         raise DeviceError(text, "expected auto, cpu, mps, cuda or cuda:N")
     kind, index = match.groups()
     if kind != "cuda" and index not in (None, "0"):
         raise DeviceError(text, f"there is only one {kind} device; write {kind}")
-    # There is one cpu and one mps: with and without an index they are equal devices then.
+    # There is only one cpu and one mps device; dropping the index makes "cpu:0" equal "cpu".
     return torch.device(text if kind == "cuda" else kind)
 
 
 def validate_cuda_device(device: torch.device, *, needs_index: bool = False) -> None:
-    """Refuse a CUDA device that is not there; other devices pass."""
+    """Raise DeviceError for a CUDA device that does not exist; ignore other device types."""
     if device.type != "cuda":
         return
     if not torch.cuda.is_available():
@@ -41,7 +41,7 @@ def validate_cuda_device(device: torch.device, *, needs_index: bool = False) -> 
 
 
 def resolve_device(text: str, *, needs_index: bool = False) -> torch.device:
-    """Return the device that is meant, which is there; `auto` takes CUDA where there is one."""
+    """Return the named device after checking that it exists; `auto` selects CUDA if available."""
     if text == AUTO:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     device = parse_device(text)
@@ -54,7 +54,7 @@ def resolve_device(text: str, *, needs_index: bool = False) -> torch.device:
 def resolve_env_devices(
     names: Sequence[str] | None, *, policy_device: torch.device, n_envs: int
 ) -> tuple[torch.device, ...]:
-    """Return each env's device: the named ones in turn, or the policy's."""
+    """Return each env's device: the named devices round-robin, or the policy's device."""
     if names is None:
         return (policy_device,) * n_envs
     if not 1 <= len(names) <= n_envs:

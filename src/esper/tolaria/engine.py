@@ -1,7 +1,7 @@
-"""The engine: a round's envs, spread over lanes, taken through passes.
+"""The engine: runs the training, validation and test passes of a round's envs on lanes.
 
-`Engine` is all that a trainer knows of it. `LaneEngine` is the one that runs on threads of this
-process; what is done to an env is handed in as `EnvWork`.
+`Engine` is the interface the trainer uses. `LaneEngine` implements it with threads of this
+process; the operations on an env are passed in as `EnvWork`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,16 +33,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STREAM_DEPTH: Final = 3
-"""Batches that may wait for a lane."""
+"""Maximum number of batches queued for a lane."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class Engine(Protocol):
-    """Takes all envs of a round through its passes."""
+    """Runs the passes of all envs of a round."""
 
     async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
-        """Build the round's envs anew; those of the round before are released."""
+        """Build the round's envs and release those of the previous round."""
         ...
 
     async def train_pass(self, step: int) -> None:
@@ -50,28 +50,28 @@ class Engine(Protocol):
         ...
 
     async def validate_pass(self, step: int) -> StepEvidence:
-        """Validate every env, ablations included, and tell what was seen since the last step."""
+        """Validate every env, including ablations, and return the evidence since the last step."""
         ...
 
     async def apply(self, decision: StepDecision) -> StepOutcome:
-        """Carry out one decision per env and let the step pass."""
+        """Apply one decision per env and advance the slots by one step."""
         ...
 
     async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
-        """Measure every env on data that no decision has seen."""
+        """Evaluate every env on the test split, which no decision depends on."""
         ...
 
     async def snapshot(self, env_id: int) -> dict[str, Any] | None:
-        """Copy what an env's network can be made from again; None for one that broke."""
+        """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
         ...
 
     async def close(self) -> None:
-        """Release the envs and end the threads."""
+        """Release the envs and stop the threads."""
         ...
 
 
 class EnvWork(Protocol[E, B_contra]):
-    """What a lane does to the envs it owns; everything runs synchronously on that lane."""
+    """The operations a lane runs on its envs, all synchronously on the lane's thread."""
 
     def build(self, round_index: int, env_id: int) -> E:
         """Build an env."""
@@ -86,7 +86,7 @@ class EnvWork(Protocol[E, B_contra]):
         ...
 
     def finish_train(self, env: E) -> None:
-        """Wait for the device once and read what the pass has accumulated."""
+        """Synchronize with the device once and read the metrics the pass has accumulated."""
         ...
 
     def validate(self, env: E, step: int, beat: Callable[[], None]) -> EnvEvidence:
@@ -100,7 +100,7 @@ class EnvWork(Protocol[E, B_contra]):
         failures: list[EnvFailure],
         beat: Callable[[], None],
     ) -> ActionExecutionResult:
-        """Carry out the decisions of a lane's envs, in env order, and let the step pass.
+        """Apply the decisions of a lane's envs, in env order, and advance their slots by one step.
 
         An env whose decision raises is appended to `failures` and left out of the result; `beat`
         is called between envs.
@@ -108,24 +108,24 @@ class EnvWork(Protocol[E, B_contra]):
         ...
 
     def test(self, env: E, beat: Callable[[], None]) -> EnvTestResult:
-        """Measure the env on the test data; `beat` is called between batches."""
+        """Evaluate the env on the test split; `beat` is called between batches."""
         ...
 
     def snapshot(self, env: E) -> dict[str, Any]:
-        """Copy tensors and primitives that the env's network can be made from again."""
+        """Return copies of the tensors and primitives needed to rebuild the env's network."""
         ...
 
     def release(self, env: E) -> None:
-        """Let go of an env."""
+        """Release an env's resources."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class EnvGroup(Generic[E, B]):
-    """A lane, the envs that it alone touches, and the batches that wait for it.
+    """A lane, the envs that only it accesses, and its queue of batches.
 
-    All methods but `take_failures` run on the lane. What an env's work raises quarantines that env
-    and no other; what it means for the run is decided by whoever reads the failures.
+    All methods but `take_failures` run on the lane. An exception in an env's work quarantines that
+    env only; the caller that reads the failures decides what they mean for the run.
     """
 
     lane: Lane
@@ -133,12 +133,12 @@ class EnvGroup(Generic[E, B]):
     work: EnvWork[E, B]
     stream: BatchStream[Sequence[B]]
     live: dict[int, E] = field(default_factory=dict)
-    """Envs of this round that have not broken."""
+    """Envs of this round that have not failed."""
     failures: list[EnvFailure] = field(default_factory=list)
-    """Envs that broke and have not been reported yet."""
+    """Failures that have not been reported yet."""
 
     def build(self, round_index: int) -> None:
-        """Release the envs of the round before and build this round's."""
+        """Release the envs of the previous round and build those of this round."""
         self.release()
         for env_id in self.env_ids:
             env = self._try(Place(Phase.BUILD), env_id, self.work.build, round_index, env_id)
@@ -147,7 +147,7 @@ class EnvGroup(Generic[E, B]):
             self.lane.beat()
 
     def train(self, step: int) -> None:
-        """Train the envs on every batch of the stream, batch by batch."""
+        """Train all envs on each batch of the stream before the next one is taken."""
         for env_id, env in list(self.live.items()):
             self._try(Place(Phase.TRAIN, step), env_id, self.work.begin_train, env, step)
         for batch_index, shares in enumerate(iter(self.stream.get, None)):
@@ -169,7 +169,7 @@ class EnvGroup(Generic[E, B]):
         return {env_id: evidence for env_id, evidence in found.items() if evidence is not None}
 
     def apply(self, decision: StepDecision) -> ActionExecutionResult:
-        """Carry out the decisions of all live envs in one call."""
+        """Apply the decisions of all live envs in one call."""
         broken: list[EnvFailure] = []
         result = self.work.apply([*self.live.values()], decision, broken, self.lane.beat)
         for failure in broken:
@@ -178,7 +178,7 @@ class EnvGroup(Generic[E, B]):
         return result
 
     def test(self, step: int) -> dict[int, EnvTestResult]:
-        """Measure the envs one after another."""
+        """Evaluate the envs on the test split one after another."""
         place, beat = Place(Phase.VALIDATE, step), self.lane.beat
         found = {
             env_id: self._try(place, env_id, self.work.test, env, beat)
@@ -187,20 +187,20 @@ class EnvGroup(Generic[E, B]):
         return {env_id: result for env_id, result in found.items() if result is not None}
 
     def snapshot(self, env_id: int) -> dict[str, Any] | None:
-        """Copy what an env's network can be made from again."""
+        """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
         env = self.live.get(env_id)
         if env is None:
             return None
         return self._try(Place(Phase.VALIDATE), env_id, self.work.snapshot, env)
 
     def release(self) -> None:
-        """Let go of the envs."""
+        """Release all live envs."""
         for env in self.live.values():
             self.work.release(env)
         self.live.clear()
 
     def take_failures(self) -> list[EnvFailure]:
-        """Hand over the failures that have not been reported yet."""
+        """Return the failures that have not been reported yet, and clear them."""
         taken, self.failures = self.failures, []
         return taken
 
@@ -220,7 +220,7 @@ class EnvGroup(Generic[E, B]):
 
 
 class LaneEngine(Generic[E, B]):
-    """The engine on threads: each env belongs to one lane, and one feeder serves them all."""
+    """The threaded engine: each env belongs to one lane, and one feeder thread serves all lanes."""
 
     def __init__(
         self,
@@ -235,10 +235,10 @@ class LaneEngine(Generic[E, B]):
 
         Args:
             num_envs: envs per round.
-            num_lanes: threads that they are spread over; no more than envs are started.
-            work: what is done to an env.
-            batches: makes the training stream of a (round, step); each item has one share per env.
-            stop: looked at between batches.
+            num_lanes: threads to spread the envs over, capped at the number of envs.
+            work: the operations on an env.
+            batches: returns the training stream of a (round, step); an item has one share per env.
+            stop: checked between batches.
         """
         self._num_envs = num_envs
         self._batches = batches
@@ -265,22 +265,22 @@ class LaneEngine(Generic[E, B]):
         return next(owned, ())
 
     async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
-        """Build the round's envs anew; those of the round before are released."""
+        """Build the round's envs and release those of the previous round."""
         self._round_index = round_index
         await wait_for_all([group.lane.submit(group.build, round_index) for group in self._crews])
         return self._take_failures()
 
     async def train_pass(self, step: int) -> None:
-        """Train every env for one host epoch, the data stream driving."""
-        streams = [group.stream for group in self._crews]
+        """Train every env for one host epoch on the batches of the feeder thread."""
+        streams = [crew.stream for crew in self._crews]
         feeding = self._feeder.submit(feed, self._batches(self._round_index, step), streams)
         feeding.add_done_callback(self._end_starved_streams)
         calls: list[Future[Any]] = [group.lane.submit(group.train, step) for group in self._crews]
         await wait_for_all([*calls, feeding])
 
     async def validate_pass(self, step: int) -> StepEvidence:
-        """Validate every env, ablations included, and tell what was seen since the last step."""
-        calls = [group.lane.submit(group.validate, step) for group in self._crews]
+        """Validate every env, including ablations, and return the evidence since the last step."""
+        calls = [crew.lane.submit(crew.validate, step) for crew in self._crews]
         found = _joined(await wait_for_all(calls))
         return StepEvidence(
             round=self._round_index,
@@ -291,25 +291,25 @@ class LaneEngine(Generic[E, B]):
         )
 
     async def apply(self, decision: StepDecision) -> StepOutcome:
-        """Carry out one decision per env and let the step pass."""
-        calls = [group.lane.submit(group.apply, decision) for group in self._crews]
+        """Apply one decision per env and advance the slots by one step."""
+        calls = [crew.lane.submit(crew.apply, decision) for crew in self._crews]
         results = await wait_for_all(calls)
         return _joined_outcome(decision, results, self._num_envs, self._take_failures())
 
     async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
-        """Measure every env on data that no decision has seen."""
-        calls = [group.lane.submit(group.test, step) for group in self._crews]
+        """Evaluate every env on the test split, which no decision depends on."""
+        calls = [crew.lane.submit(crew.test, step) for crew in self._crews]
         found = _joined(await wait_for_all(calls))
         return tuple(found.get(env_id) for env_id in range(self._num_envs))
 
     async def snapshot(self, env_id: int) -> dict[str, Any] | None:
-        """Copy what an env's network can be made from again; None for one that broke."""
-        group = next(group for group in self._crews if env_id in group.env_ids)
-        return await group.lane.run(group.snapshot, env_id)
+        """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
+        crew = next(crew for crew in self._crews if env_id in crew.env_ids)
+        return await crew.lane.run(crew.snapshot, env_id)
 
     async def close(self) -> None:
-        """Release the envs and end the threads; those of a lane that hangs are left to it."""
-        groups = [group for group in self._crews if not group.lane.is_abandoned]
+        """Release the envs and stop the threads; the envs of an abandoned lane are not released."""
+        crews = [crew for crew in self._crews if not crew.lane.is_abandoned]
         try:
             await wait_for_all([group.lane.submit(group.release) for group in groups])
         finally:
@@ -321,7 +321,7 @@ class LaneEngine(Generic[E, B]):
         return tuple(sorted(found, key=lambda failure: failure.env_id))
 
     def _end_starved_streams(self, feeding: Future[int]) -> None:
-        """End the lanes' waiting when the feeder broke off; its own failure is raised later."""
+        """Unblock lanes waiting for batches if the feeder failed; its error is raised later."""
         if feeding.exception() is not None:
             for group in self._crews:
                 group.stream.end()
@@ -337,7 +337,7 @@ def _joined_outcome(
     num_envs: int,
     failures: tuple[EnvFailure, ...],
 ) -> StepOutcome:
-    """Join what the lanes returned, in env order."""
+    """Merge the lanes' results in env order."""
     found = {outcome.env_id: outcome for result in results for outcome in result.outcomes}
     truncated = sorted(
         (

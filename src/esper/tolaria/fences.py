@@ -1,8 +1,8 @@
-"""Fences: the one home of device streams, transfers, synchronisation and device memory.
+"""Fences: device streams, transfers, synchronisation and memory statistics.
 
-An env has one fence for the whole run. A lane works for the env inside `entered`, calls
-`await_transfers` before it consumes what the feeder brought, `keep` on what crosses streams, and
-`synchronize` once, at the end of a pass; only then may values be materialised.
+An env has one fence for the whole run. A lane does the env's work inside `entered`, calls
+`await_transfers` before it uses tensors that the feeder transferred, `keep` on tensors allocated on
+another stream, and `synchronize` once, at the end of a pass; only then may values be materialised.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryStats:
-    """What a device's allocator says."""
+    """Memory statistics of a device's allocator."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -39,34 +39,34 @@ class MemoryStats:
 
     @property
     def used_fraction(self) -> float:
-        """Return the share of the device that anybody uses."""
+        """Return the fraction of the device memory in use, by any process."""
         return 1 - self.free_bytes / self.total_bytes
 
 
 class Fence(Protocol):
-    """What separates an env's work on a device from everybody else's."""
+    """Isolates one env's work on a device from that of the other envs."""
 
     @property
     def device(self) -> torch.device:
-        """Return where the env lives."""
+        """Return the env's device."""
 
     def entered(self, *, is_training: bool) -> AbstractContextManager[None]:
-        """Work on the env's device and stream, with or without gradients.
+        """Enter the env's device and stream, with or without gradients.
 
-        Torch keeps these modes per thread, so that each lane has to enter them itself.
+        PyTorch stores these modes per thread, so each lane has to enter them itself.
         """
 
     def await_transfers(self) -> None:
-        """Let the env's stream wait for what was brought to the device so far."""
+        """Make the env's stream wait for the transfers issued so far."""
 
     def record_stream(self, *tensors: Tensor) -> None:
-        """Keep memory that another stream allocated until the env's stream is done with it."""
+        """Prevent reuse of memory from another stream until the env's stream is done with it."""
 
     def synchronize(self) -> None:
-        """Wait until the env's stream has done everything."""
+        """Block until all work queued on the env's stream is done."""
 
     def memory(self) -> MemoryStats | None:
-        """Ask the device's allocator; None where there is none."""
+        """Return the device allocator's statistics; None where there are none."""
 
 
 def _grad_mode(is_training: bool) -> AbstractContextManager[object]:
@@ -75,46 +75,47 @@ def _grad_mode(is_training: bool) -> AbstractContextManager[object]:
 
 @dataclass(eq=False, slots=True)
 class CpuFence:
-    """The fence of a device without streams: everything is done when a call returns."""
+    """The fence of a device without streams: each call is complete when it returns."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @contextmanager
     def entered(self, *, is_training: bool) -> Iterator[None]:
-        """Work with or without gradients."""
+        """Enter the mode with or without gradients."""
         with _grad_mode(is_training):
             yield
 
     def await_transfers(self) -> None:
-        """Return at once: there is nothing to wait for."""
+        """Do nothing: there are no asynchronous operations."""
 
     def record_stream(self, *tensors: Tensor) -> None:
-        """Return at once: reference counts keep memory."""
+        """Do nothing: reference counting keeps the memory alive."""
 
     def synchronize(self) -> None:
-        """Return at once: there is nothing to wait for."""
+        """Do nothing: there are no asynchronous operations."""
 
     def memory(self) -> MemoryStats | None:
-        """Return None: the system's allocator has no statistics."""
+        """Return None: the system allocator has no statistics."""
         return None
 
 
 class CudaFence:
-    """The fence of a CUDA device: a stream of the env's own, kept for the whole run."""
+    """The fence of a CUDA device: a dedicated stream per env, reused for the whole run."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # A stream per round would strand the allocator's segments.
+        # The caching allocator keeps a memory pool per stream, so a new stream per round would
+        # leave the blocks of the old one unused.
         self.stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
     def device(self) -> torch.device:
-        """Return where the env lives."""
+        """Return the env's device."""
         return self._device
 
     @contextmanager
     def entered(self, *, is_training: bool) -> Iterator[None]:
-        """Work on the env's device and stream, with or without gradients."""
+        """Enter the env's device and stream, with or without gradients."""
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device(self._device))
             stack.enter_context(torch.cuda.stream(self.stream))
@@ -122,24 +123,24 @@ class CudaFence:
             yield
 
     def await_transfers(self) -> None:
-        """Let the env's stream wait for the default one.
+        """Make the env's stream wait for the default stream, on which transfers run.
 
-        Transfers run on the default stream. Inside `entered` the current stream is the env's own,
-        and waiting for that one would be waiting for nothing.
+        Inside `entered` the current stream is the env's own, so waiting for the current stream
+        would have no effect.
         """
         self.stream.wait_stream(torch.cuda.default_stream(self._device))
 
     def record_stream(self, *tensors: Tensor) -> None:
-        """Tell the allocator that the env's stream uses these tensors."""
+        """Record for the allocator that the env's stream uses these tensors."""
         for tensor in tensors:
             tensor.record_stream(self.stream)
 
     def synchronize(self) -> None:
-        """Wait until the env's stream has done everything."""
+        """Block until all work queued on the env's stream is done."""
         self.stream.synchronize()
 
     def memory(self) -> MemoryStats | None:
-        """Ask CUDA's allocator."""
+        """Return the statistics of the CUDA allocator."""
         stats = torch.cuda.memory_stats(self._device)
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return MemoryStats(
@@ -154,7 +155,7 @@ class CudaFence:
 
 @dataclass(frozen=True, slots=True)
 class FenceCall:
-    """One operation that a fence was asked for."""
+    """One call made to a fence."""
 
     operation: str
     detail: str = ""
@@ -162,16 +163,16 @@ class FenceCall:
 
 @dataclass(eq=False, slots=True)
 class RecordingFence:
-    """A fence for tests: works like the CPU's, writes down what is asked of it, in order."""
+    """A fence for tests: behaves like the CPU fence and records its calls in order."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stats: MemoryStats | None = None
-    """What the memory probe answers."""
+    """The value that `memory` returns."""
     calls: list[FenceCall] = field(default_factory=list)
 
     @contextmanager
     def entered(self, *, is_training: bool) -> Iterator[None]:
-        """Write down the mode, and when it is left."""
+        """Record entering and leaving the mode."""
         self.calls.append(FenceCall("enter", "training" if is_training else "inference"))
         try:
             with _grad_mode(is_training):
@@ -180,37 +181,37 @@ class RecordingFence:
             self.calls.append(FenceCall("leave"))
 
     def await_transfers(self) -> None:
-        """Write it down."""
+        """Record the call."""
         self.calls.append(FenceCall("await_transfers"))
 
     def record_stream(self, *tensors: Tensor) -> None:
-        """Write down how many tensors."""
+        """Record the call with the number of tensors."""
         self.calls.append(FenceCall("keep", str(len(tensors))))
 
     def synchronize(self) -> None:
-        """Write it down."""
+        """Record the call."""
         self.calls.append(FenceCall("synchronize"))
 
     def memory(self) -> MemoryStats | None:
-        """Answer what the test wants."""
+        """Record the call and return `stats`."""
         self.calls.append(FenceCall("memory"))
         return self.stats
 
 
 def drain(fence: Fence) -> None:
-    """Wait until everything asked of an env's device is done, before the env is let go."""
+    """Block until the env's queued device work is done, before the env is released."""
     fence.synchronize()
 
 
 def build_fence(device: torch.device) -> Fence:
-    """Return a new fence for an env that lives on this device."""
+    """Return a new fence for an env on this device."""
     return CudaFence(device) if device.type == "cuda" else CpuFence(device)
 
 
 def transfer_to(tensor: Tensor, device: torch.device) -> Tensor:
-    """Bring a tensor to a device, to CUDA without waiting, on the default stream.
+    """Copy a tensor to a device; to CUDA asynchronously, on the default stream.
 
-    The feeder thread calls this; it never enters an env's stream. An env sees the result after
+    The feeder thread calls this; it never enters an env's stream. An env may use the result after
     `await_transfers`.
     """
     if tensor.device == device:
@@ -218,6 +219,6 @@ def transfer_to(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     with torch.cuda.device(device):
-        # Only pinned memory is copied while the host goes on. Its allocator waits for the copy
-        # before it hands the memory out again.
+        # Only copies from pinned memory are asynchronous. The pinned-memory allocator does not
+        # reuse the buffer before the copy has finished.
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The governor: guards one env, keeps its last good weights, and puts them back."""
+"""The governor: monitors one env, snapshots its last good weights, and restores them."""
 
 import math
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ def preflight(
     reports: tuple[SeedReport, ...],
     rules: ActionRules,
 ) -> str | None:
-    """Return why an op may not be carried out on this env now, or None; waiting always may."""
+    """Return why an op must not be applied to this env now, or None; WAIT is always allowed."""
     if action.op is Op.WAIT:
         return None
     for name in ("val_loss", "val_accuracy_pct"):
@@ -40,10 +40,10 @@ def preflight(
 
 @dataclass(eq=False, slots=True)
 class Governor:
-    """Watches one env's validation loss and holds what a rollback goes back to.
+    """Monitors one env's validation loss and stores the snapshot that a rollback restores.
 
-    The snapshot has the host and its fossils. Seeds that are still on their way are pruned by a
-    rollback, so their weights and stages have no place in it.
+    The snapshot contains the host and its fossils. A rollback prunes all seeds that are not yet
+    fossilized, so their weights and stages are not part of it.
     """
 
     model: MorphogeneticModel
@@ -53,25 +53,25 @@ class Governor:
     _weights: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Bless the weights the env starts with."""
+        """Snapshot the env's initial weights."""
         self.take_snapshot()
 
     def check(self, loss: float) -> Panic | None:
-        """Judge a validation loss of the real network."""
+        """Check a validation loss of the full network; return a panic if it must be rolled back."""
         self.signs, panic = check_vital_signs(
             self.signs, loss, random_guess_loss=self.random_guess_loss, config=self.config
         )
         return panic
 
     def is_snapshot_due(self, step: int) -> bool:
-        """Tell whether a healthy step's weights are kept; those of a fossilization always are."""
+        """Return whether a snapshot is due after a healthy step; fossilizing always takes one."""
         return step % self.config.snapshot_every == 0
 
     def take_snapshot(self) -> None:
-        """Keep a copy of the host and its fossils as they are now.
+        """Copy the current weights of the host and its fossils into the snapshot.
 
-        While losses are anomalous, what is kept already stays as it is: only fossils that are new
-        join it, because a rollback must never meet one that it has no weights for.
+        While losses are anomalous, existing entries are not overwritten; only new fossils are
+        added, because a rollback needs weights for every fossil.
         """
         is_suspect = self.signs.consecutive_anomalies > 0
         with torch.no_grad():
@@ -82,10 +82,10 @@ class Governor:
                     self._weights[name].copy_(value)
 
     def roll_back(self, panic: Panic) -> tuple[str, ...]:
-        """Prune every seed on its way and restore the snapshot; return the slots that were pruned.
+        """Prune all seeds that are not fossilized, restore the snapshot, return the pruned slots.
 
-        Parameters stay the same objects. The caller clears the optimizers, whose moments belong to
-        the weights that are gone.
+        Parameters are restored in place. The caller resets the optimizers, whose moments belong to
+        the discarded weights.
         """
         cause = PruneCause(reason=f"governor_{panic.reason}", initiator="governor")
         pruned = tuple(

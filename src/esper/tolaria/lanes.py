@@ -1,8 +1,8 @@
-"""Worker threads: who carries out synchronous work, in what order, and how its end is awaited.
+"""Worker threads (lanes) that run synchronous work in order, and how the event loop awaits it.
 
-anyio's pooled threads have no affinity, but a stream, a grad mode and an env's model all belong to
-one thread. Hence lanes: threads of our own, each carrying out its calls one after another. This
-module is the one place where threads and the event loop meet.
+anyio's pooled threads have no affinity, but a CUDA stream, a grad mode and an env's model all
+belong to one thread. Lanes are therefore dedicated threads, each running its calls one after
+another. This is the only module where threads and the event loop interact.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ T = TypeVar("T")
 B = TypeVar("B")
 
 POLL_S: Final = 0.05
-"""How often a thread that waits for another one looks whether it should stop."""
+"""Interval at which a thread blocked on a queue checks the stop flag."""
 
 
 class Lane:
-    """One worker thread; it is a daemon, so that a hung call cannot keep the process alive."""
+    """One worker thread; a daemon, so that a hung call cannot keep the process alive."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
         self._current: _Call[Any] | None = None
-        # When the call under way gave its last sign of life; None while the lane is idle.
+        # Time of the current call's last heartbeat; None while the lane is idle.
         self._last_beat_s: float | None = None
         self._given_up: BaseException | None = None
         context = contextvars.copy_context()
@@ -51,18 +51,18 @@ class Lane:
 
     @property
     def thread_id(self) -> int | None:
-        """Return the identity that stack dumps know the thread by."""
+        """Return the thread's identifier, as used in stack dumps."""
         return self._thread.ident
 
     @property
     def is_abandoned(self) -> bool:
-        """Tell whether the lane was given up."""
+        """Return whether the lane was abandoned."""
         return self._given_up is not None
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Hand a call over; it runs after all that were handed over before it.
+        """Queue a call; calls run in the order of submission.
 
-        On a lane that was abandoned nothing runs any more: the call fails at once.
+        On an abandoned lane the call fails immediately.
         """
         item = _Call(call, args, kwargs)
         if self._given_up is None:
@@ -72,29 +72,29 @@ class Lane:
         return item.future
 
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Hand a call over and await its result; see `wait_for_all` for cancellation."""
+        """Submit a call and await its result; see `wait_for_all` for cancellation."""
         return (await wait_for_all([self.submit(call, *args, **kwargs)]))[0]
 
     def beat(self) -> None:
-        """Give a sign of life, between batches and at each cancellation point of the lane."""
+        """Record a heartbeat, between batches and at each cancellation point of the lane."""
         self._last_beat_s = time.monotonic()
 
     def silent_s(self) -> float:
-        """Return for how long the call under way has given no sign of life."""
+        """Return the seconds since the current call's last heartbeat; 0 while the lane is idle."""
         last = self._last_beat_s
         return 0.0 if last is None else time.monotonic() - last
 
     def abandon(self, error: BaseException) -> None:
-        """Give the lane up and fail its call for whoever awaits it: its thread may never return."""
+        """Mark the lane as abandoned and fail its current call: its thread may never return."""
         self._given_up = error
         call = self._current
         if call is not None:
             call.fail(error)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread after what it was handed; tell whether it has ended in time.
+        """Stop the thread after its queued calls; return whether it ended within the timeout.
 
-        A lane that was abandoned is not waited for.
+        An abandoned lane is not waited for.
         """
         self._calls.put(None)
         self._thread.join(timeout_s if self._given_up is None else 0.0)
@@ -105,7 +105,7 @@ class Lane:
         while (call := self._calls.get()) is not None:
             self.beat()
             self._current = call
-            # A span of its own in a torch trace, which knows threads by their numbers alone.
+            # A named span in the torch trace, which otherwise identifies threads by number only.
             with record_function(f"{self.name}: {call.name}"):
                 call.run()
             self._current = None
@@ -113,7 +113,7 @@ class Lane:
 
 
 class _Call(Generic[T]):
-    """A call with a place for its result."""
+    """A call and the future of its result."""
 
     __slots__ = ("_args", "_call", "_kwargs", "future")
 
@@ -125,28 +125,28 @@ class _Call(Generic[T]):
 
     @property
     def name(self) -> str:
-        """Return what the call does, as far as its function tells."""
+        """Return the name of the called function, or of its type."""
         return getattr(self._call, "__name__", type(self._call).__name__)
 
     def run(self) -> None:
-        """Carry the call out; whatever it raises belongs to whoever awaits the future."""
+        """Run the call and set its result, or what it raises, on the future."""
         try:
             result = self._call(*self._args, **self._kwargs)
         except BaseException as error:
             self.fail(error)
         else:
-            # An abandoned call may end after all; nobody wants its result any more.
+            # An abandoned call may still finish; its future already has an exception.
             with contextlib.suppress(InvalidStateError):
                 self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Let the awaiting side see an error, unless the call has ended already."""
+        """Set an exception on the future, unless the call has already finished."""
         with contextlib.suppress(InvalidStateError):
             self.future.set_exception(error)
 
 
 class _Arrival:
-    """Wakes a task of the loop, from any thread, once a number of futures are done."""
+    """Wakes a task of the event loop, from any thread, once a number of futures are done."""
 
     __slots__ = ("_event", "_lock", "_loop", "_num_left")
 
@@ -157,7 +157,7 @@ class _Arrival:
         self._num_left = num_futures
 
     def count(self, _: object) -> None:
-        """Note that one more future is done."""
+        """Count one more future as done."""
         with self._lock:
             self._num_left -= 1
             is_last = self._num_left == 0
@@ -165,16 +165,16 @@ class _Arrival:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self) -> None:
-        """Wait for all of them."""
+        """Wait until all futures are done."""
         await self._event.wait()
 
 
 async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:
-    """Await calls on several lanes with one wake-up of the loop.
+    """Await calls on several lanes with a single wake-up of the event loop.
 
-    All of them are waited for, even if one has failed or the awaiting task is cancelled: nothing
-    may still be touching a model when that is dealt with. A cancellation is delivered then; else
-    the first failure, in the order given, is raised.
+    Waits for all futures, even if one has failed or the awaiting task is cancelled, so that no
+    lane is still using a model when the error is handled. Afterwards a pending cancellation is
+    delivered; otherwise the first failure, in the given order, is raised.
     """
     if not futures:
         return []
@@ -190,8 +190,8 @@ async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:
 class BatchStream(Generic[B]):
     """A bounded queue of batches from the feeder to one lane.
 
-    Two queues in opposite directions, batches and room for them: a queue that knows its own bound
-    is written in Python, and takes several times as long.
+    Uses two unbounded queues, one for batches and one for free places: `SimpleQueue` is written in
+    C and several times as fast as the bounded `queue.Queue`, which is written in Python.
     """
 
     def __init__(self, depth: int, stop: StopFlag) -> None:
@@ -203,12 +203,12 @@ class BatchStream(Generic[B]):
         self._waited_s = 0.0
 
     def put(self, batch: B | None) -> None:
-        """Hand a batch over, waiting for room; None ends the pass."""
+        """Queue a batch, blocking while the queue is full; None ends the pass."""
         self._next_of(self._room)
         self._items.put(batch)
 
     def get(self) -> B | None:
-        """Take the next batch, waiting for one; None at the end of the pass."""
+        """Return the next batch, blocking until there is one; None at the end of the pass."""
         began_s = time.perf_counter()
         batch = self._next_of(self._items)
         self._room.put(None)
@@ -216,7 +216,7 @@ class BatchStream(Generic[B]):
         return batch
 
     def _next_of(self, waiting: "queue.SimpleQueue[T]") -> T:
-        """Take what comes next, unless the run is to stop."""
+        """Return the next item of a queue; raise InterruptedRunError once a stop is requested."""
         while True:
             self._stop.checkpoint()
             try:
@@ -225,22 +225,22 @@ class BatchStream(Generic[B]):
                 continue
 
     def take_waited_s(self) -> float:
-        """Return for how long batches were waited for since the last call."""
+        """Return the seconds spent waiting for batches since the last call."""
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s
 
     def end(self) -> None:
-        """End the pass at once: what still waits is dropped. For a feeder that broke off."""
+        """End the pass immediately and drop queued batches, after the feeder failed."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._items.get_nowait()
                 self._room.put(None)
-        self._room.get()  # for the end itself; there is some, as nothing waits any more
+        self._room.get()  # for the end marker; never blocks, as the queue is empty now
         self._items.put(None)
 
 
 def feed(batches: Iterable[B], streams: Sequence[BatchStream[B]]) -> int:
-    """Stream every batch to every lane, batch by batch; return how many there were."""
+    """Send every batch to every lane, batch by batch; return the number of batches."""
     num_batches = 0
     for batch in batches:
         for stream in streams:
@@ -252,7 +252,7 @@ def feed(batches: Iterable[B], streams: Sequence[BatchStream[B]]) -> int:
 
 
 def lane_stacks(lanes: Iterable[Lane]) -> dict[str, str]:
-    """Return where each lane is right now, for a report about one that hangs."""
+    """Return each lane's current stack trace, for the report about a hung lane."""
     frames = sys._current_frames()
     stacks: dict[str, str] = {}
     for lane in lanes:

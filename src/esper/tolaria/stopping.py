@@ -1,4 +1,4 @@
-"""One flag that asks every thread to stop at its next cancellation point."""
+"""A flag that makes every thread stop at its next cancellation point."""
 
 import threading
 from collections.abc import Callable
@@ -11,41 +11,41 @@ _LIFE = threading.local()
 
 
 def beat_at_checkpoints(beat: Callable[[], None]) -> None:
-    """Let every cancellation point that this thread passes count as a sign of its life."""
+    """Call `beat` at every cancellation point that the current thread passes."""
     _LIFE.beat = beat
 
 
 class StopFlag:
-    """Set once, by a signal or by the caller; looked at between batches and minibatches.
+    """Set once, by a signal or by the caller; checked between batches and minibatches.
 
-    No lock is taken to set it, so that a signal handler may do so at any moment.
+    `set` takes no lock, so it is safe to call from a signal handler.
     """
 
     def __init__(self, event: threading.Event | None = None) -> None:
         """Start unset.
 
         Args:
-            event: the caller's own way to ask for a stop.
+            event: an event with which the caller can request a stop.
         """
         self._event = threading.Event() if event is None else event
         self._is_asked = False
-        self.reason = "told to stop"
+        self.reason = "a stop was requested"
 
     def set(self, reason: str) -> None:
-        """Ask for a stop; the first reason given is the one that is told."""
+        """Request a stop; only the first reason is reported."""
         if not self.is_set():
             self.reason = reason
             self._is_asked = True
 
     def is_set(self) -> bool:
-        """Tell whether a stop was asked for."""
+        """Return whether a stop was requested."""
         return self._is_asked or self._event.is_set()
 
     def checkpoint(self) -> None:
-        """Raise InterruptedRunError if a stop was asked for: a cancellation point.
+        """Raise InterruptedRunError if a stop was requested: a cancellation point.
 
-        A thread that waits for another one passes here again and again: it is alive, and whoever
-        watches both finds the one that is not.
+        A thread blocked on another one calls this repeatedly and so records heartbeats; the
+        watchdog then reports the thread that hangs, not the ones waiting for it.
         """
         beat: Callable[[], None] | None = getattr(_LIFE, "beat", None)
         if beat is not None:

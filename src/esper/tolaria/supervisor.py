@@ -1,4 +1,4 @@
-"""The supervisor: one task group for a run, its helpers, its signals and its watchdog."""
+"""The supervisor: a run's task group, background tasks, signal handlers and watchdog."""
 
 import contextlib
 import logging
@@ -30,7 +30,7 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Watchdog:
-    """Notices lanes that have stopped moving, and a loop that stood still itself."""
+    """Detects hung lanes, and an event loop that was itself blocked."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class Watchdog:
         report: Callable[[LaneStalled], object],
         reported_in: str = "operational.jsonl",
     ) -> None:
-        """Watch what `lanes` returns, whichever lanes there are by then.
+        """Monitor the lanes that `lanes` returns at each check.
 
         Args:
             lanes: returns the lanes.
             env_ids_of: returns the envs that a lane owns.
-            deadline_s: how long a lane may be silent.
-            stop: set for the other lanes when one is given up.
-            report: takes what is known of the lane that stalled.
-            reported_in: where its stack is found then, for the message.
+            deadline_s: seconds without a heartbeat before a lane counts as hung.
+            stop: set to stop the other lanes when one is abandoned.
+            report: called with the event about the stalled lane.
+            reported_in: the file that contains its stack, for the message.
         """
         self._lanes = lanes
         self._env_ids_of = env_ids_of
@@ -61,7 +61,7 @@ class Watchdog:
         self.failure: RunFailedError | None = None
 
     async def run(self) -> None:
-        """Look at the lanes until one has been silent for too long, then give the run up.
+        """Check the lanes until one exceeds the heartbeat deadline, then fail the run.
 
         Consumes the lanes' heartbeats; produces LANE_STALLED and failed calls; waits for time to
         pass; unblocked by cancellation or by the first lane that stalls.
@@ -73,15 +73,15 @@ class Watchdog:
             await anyio.sleep(interval_s)
             now_s = time.monotonic()
             lag_s = now_s - began_s - interval_s
-            # Less than this only costs the lanes a part of their time: if every short lag excused
-            # them, one that hangs on a busy machine would never be found.
+            # A shorter lag does not restart the deadline: if every short lag did, a hung lane on a
+            # busy machine would never be detected.
             if lag_s > self._deadline_s / 2:
                 logging.getLogger(__name__).warning(
-                    "the event loop stood still for %.1f s: the process was suspended or starved",
+                    "the event loop was blocked for %.1f s: the process was suspended or starved",
                     lag_s,
                 )
                 awake_since_s = now_s
-            # In a process that was suspended no lane could give a sign of life: they start anew.
+            # No lane can record a heartbeat in a suspended process, so the deadline starts again.
             if now_s - awake_since_s > self._deadline_s:
                 self._give_up_silent()
 
@@ -107,8 +107,8 @@ class Watchdog:
                 stack="\n".join(f"{name}:\n{stack}" for name, stack in stacks.items()),
             )
         )
-        # The others may be waiting for those that hang, so they are told to stop; the calls of
-        # these are failed for whoever awaits them, as their threads may never return.
+        # Other lanes may be waiting for the hung ones, so the stop flag is set for them. The calls
+        # on hung lanes are failed for their awaiters, as those threads may never return.
         self._stop.set(str(self.failure))
         for hung in silent:
             hung.abandon(self.failure)
@@ -122,20 +122,20 @@ async def supervise(
     close_log: Callable[[], object] | None = None,
     linger_s: float = LINGER_S,
 ) -> T:
-    """Run `main` to its end beside the tasks that show it, and let these see that end.
+    """Run `main` concurrently with its background tasks, and let these process its last events.
 
-    However `main` ends, the log is closed next. The background tasks follow the log, so they end
-    by themselves when they have shown its last event; those that do not are cancelled after
-    `linger_s`. What a background task raises ends the run; what a stalled lane leads to is raised
-    in place of the interruptions it causes.
+    The log is closed after `main` ends, whether or not it failed. The background tasks follow the
+    log, so they end by themselves after its last event; those that do not are cancelled after
+    `linger_s`. An exception in a background task ends the run. If a lane stalled, the watchdog's
+    error is raised in place of the interruptions it causes.
 
     Args:
         main: the run itself.
         background: tasks that follow the run's log.
-        watchdog: watches the lanes while `main` runs.
-        close_log: brings everything that was emitted to the log and to its followers; called on a
-            thread, as it waits for the disk.
-        linger_s: for how long background tasks may go on after the run.
+        watchdog: monitors the lanes while `main` runs.
+        close_log: flushes all emitted events to the log and its followers; called on a thread, as
+            it blocks on disk writes.
+        linger_s: seconds that background tasks may continue after the run.
     """
     try:
         async with anyio.create_task_group() as group:
@@ -155,13 +155,13 @@ async def supervise(
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """What a run ended with instead of a result."""
+    """The error that a run ended with."""
 
     error: Exception
 
 
 async def _run_watched(main: Callable[[], Awaitable[T]], watchdog: Watchdog) -> T | _Failed:
-    """Run `main` beside its watchdog; what it raises is kept until its followers have ended."""
+    """Run `main` with its watchdog; return its error, raised once the followers have ended."""
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(watchdog.run)
@@ -179,12 +179,12 @@ def _first_of(errors: BaseExceptionGroup[E]) -> E:
 
 @contextlib.contextmanager
 def stop_signals(stop: StopFlag) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a cooperative stop, and obey a second at once.
+    """Turn the first SIGINT or SIGTERM into a cooperative stop; a second one exits immediately.
 
-    Handlers of the process and no task of the loop: a run can be stopped before its loop begins,
-    and is not torn while it puts its things away after it.
+    These are process-level handlers rather than a task of the event loop, so that they also apply
+    before the loop starts and during cleanup after it has ended.
     """
-    # Signals reach the main thread only; elsewhere the caller holds the stop flag.
+    # Python delivers signals to the main thread only; elsewhere the caller uses the stop flag.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

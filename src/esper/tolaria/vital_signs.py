@@ -1,4 +1,4 @@
-"""When a host counts as lost: a pure state machine over its validation losses."""
+"""Detection of failed hosts: a pure state machine over validation losses."""
 
 import math
 import statistics
@@ -12,29 +12,30 @@ __all__ = ["VitalSigns", "after_rollback", "check_vital_signs"]
 
 
 class VitalSigns(msgspec.Struct, frozen=True, kw_only=True):
-    """What the governor remembers of an env."""
+    """The governor's state for one env."""
 
     losses: tuple[float, ...] = ()
-    """Recent normal losses; anomalous ones never enter."""
+    """Recent normal losses; anomalous losses are never added."""
     consecutive_anomalies: int = 0
 
 
 def check_vital_signs(
     signs: VitalSigns, loss: float, *, random_guess_loss: float, config: GovernorConfig
 ) -> tuple[VitalSigns, Panic | None]:
-    """Judge one validation loss.
+    """Check one validation loss and update the state.
 
     Args:
-        signs: what was remembered before this step.
-        loss: the loss of the real network, never of an ablation.
-        random_guess_loss: ln(number of classes), by which a lobotomy is recognised.
+        signs: the state before this step.
+        loss: the loss of the full network, never of an ablation.
+        random_guess_loss: ln(number of classes), the reference for detecting a lobotomy.
         config: thresholds.
 
     Returns:
-        What to remember, and a panic if the env has to be rolled back.
+        The new state, and a panic if the env has to be rolled back.
     """
     is_lobotomy = _is_lobotomy(signs.losses, loss, random_guess_loss, config)
-    # No threshold lies below the absolute one, so that a usual loss needs none.
+    # The divergence threshold is never below the absolute one, so it need not be computed for a
+    # loss under the absolute threshold.
     is_usual = math.isfinite(loss) and loss <= config.absolute_threshold and not is_lobotomy
     threshold = None if is_usual else _divergence_threshold(signs.losses, config)
     if not math.isfinite(loss):
@@ -51,12 +52,12 @@ def check_vital_signs(
 
 
 def after_rollback(signs: VitalSigns) -> VitalSigns:
-    """Keep the history of normal losses and start counting anomalies anew."""
+    """Return the state with the history of normal losses and the anomaly count reset to 0."""
     return VitalSigns(losses=signs.losses)
 
 
 def _divergence_threshold(losses: tuple[float, ...], config: GovernorConfig) -> float | None:
-    """Return the loss that all three tests (absolute, deviation, multiple) agree to be too much."""
+    """Return the loss above which all three tests (absolute, deviation, multiple) fail."""
     if len(losses) < config.min_samples:
         return None
     mean = statistics.fmean(losses)
