@@ -1,1 +1,1 @@
-"""The body: hosts, slots, and seeds that grow in them."""
+"""The trained networks: hosts, their slots, and the seed modules that grow in them."""

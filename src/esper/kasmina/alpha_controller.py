@@ -11,14 +11,14 @@ __all__ = ["curve_progress", "parked", "retarget", "step"]
 
 
 def curve_progress(curve: AlphaCurve, time: float, steepness: float) -> float:
-    """Return the share of a ramp's way that is done at `time`, both from 0 to 1."""
+    """Return the completed fraction of a ramp at `time`, both from 0 to 1."""
     match curve:
         case AlphaCurve.LINEAR:
             return time
         case AlphaCurve.COSINE:
             return 0.5 * (1.0 - math.cos(math.pi * time))
         case AlphaCurve.SIGMOID:
-            # tanh never overflows, and the logistic curve rescaled to 0..1 is a quotient of two.
+            # The logistic curve rescaled to 0..1, written with tanh, which never overflows.
             half = max(steepness, MIN_STEEPNESS) / 4.0
             return 0.5 * (1.0 + math.tanh(half * (2.0 * time - 1.0)) / math.tanh(half))
 
@@ -36,7 +36,7 @@ def retarget(
     curve: AlphaCurve | None = None,
     steepness: float | None = None,
 ) -> AlphaState:
-    """Start a ramp from rest; a ramp of no steps, or to where alpha is, ends at once.
+    """Start a ramp from rest; a ramp of 0 steps, or to the current alpha, ends immediately.
 
     A curve or steepness of None keeps the previous one.
     """
@@ -58,7 +58,7 @@ def retarget(
 
 
 def step(state: AlphaState) -> AlphaState:
-    """Move one step along the ramp; the last one lands exactly on the target."""
+    """Advance the ramp by one step; the last step sets alpha exactly to the target."""
     if state.mode is AlphaMode.HOLD:
         return state
     num_done = state.steps_done + 1

@@ -1,9 +1,9 @@
-"""How a seed's output meets its host: three operators, straight-through incubation, the gate.
+"""Blending of a seed's output into its host: three operators, straight-through, gate network.
 
 `h` is the host's features, `s` the seed's output, `x` the seed's input, `alpha` a 0-dim or
 broadcastable tensor without gradient. Every operator returns h's dtype and memory format. At alpha
-0 it returns h, provided that `s` is finite: 0 * inf is not 0, and choosing per element would more
-than double its cost. Whoever turns a seed off by alpha 0 leaves the seed out instead.
+0 it returns h, provided that `s` is finite: 0 * inf is not 0, and a per-element `where` would more
+than double the cost. Callers therefore skip a seed with alpha 0 altogether.
 """
 
 import torch
@@ -29,12 +29,12 @@ def blend_multiply(h: Tensor, s: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
 
 
 def blend_gate(h: Tensor, s: Tensor, gate: Tensor, alpha: Tensor) -> Tensor:
-    """Cross-fade as far as the gate lets through: h + alpha * gate * (s - h)."""
+    """Cross-fade scaled by the gate: h + alpha * gate * (s - h)."""
     return torch.lerp(h, s.to(h.dtype), (alpha * gate).to(h.dtype))
 
 
 def straight_through(h: Tensor, s: Tensor) -> Tensor:
-    """Return h bit for bit, and let the seed learn as if its output had been added to it."""
+    """Return h unchanged, with the gradient for s as if s had been added to it."""
     result: Tensor = _StraightThrough.apply(h, s)  # type: ignore[no-untyped-call]
     return result
 
@@ -42,8 +42,8 @@ def straight_through(h: Tensor, s: Tensor) -> Tensor:
 class _StraightThrough(torch.autograd.Function):
     """Forward never reads s, so not even a NaN in it can reach the host.
 
-    It takes the context itself: with a `setup_context` beside it, torch would read its signature
-    anew for every batch, which costs more than everything else here.
+    `forward` takes the context itself: with a separate `setup_context`, torch would inspect its
+    signature for every batch, which costs more than the rest of this function.
     """
 
     @staticmethod
@@ -56,10 +56,10 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class GateNetwork(nn.Module):
-    """Tells from the seed's input, in (0, 1), how much of the seed to let through.
+    """Computes a gate value in (0, 1) for the seed's output from the seed's input.
 
     A CNN has one gate per sample. A transformer has one per position, fed by the mean of the
-    positions up to it: a mean over the whole sequence would tell the present about the future.
+    positions up to it: a mean over the whole sequence would not be causal.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which seeds to switch off, and the tree of prefixes that several such choices share."""
+"""Ablations of seeds, and the prefix tree over which several ablations share computation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,10 +33,10 @@ class PrefixCounts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedOutput:
-    """What a model says under each of several ablations."""
+    """A model's logits under each of several ablations."""
 
     logits: tuple[Tensor, ...]
-    """One entry per ablation, in the order they were asked for; equal ones share a tensor."""
+    """One entry per ablation, in the order requested; equal ablations share a tensor."""
     evaluated: PrefixCounts
 
 
@@ -62,7 +62,7 @@ def prefix_counts(blended: Sequence[str], ablations: Sequence[Ablation]) -> Pref
 
 @dataclass(eq=False, slots=True)
 class PrefixWalk:
-    """A walk over the tree, depth first, so that only one path's activations are held at a time."""
+    """A depth-first walk over the tree, so that only one path's activations are in memory."""
 
     host: HostProtocol
     blended: Sequence[SeedSlot]

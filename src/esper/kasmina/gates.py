@@ -18,7 +18,7 @@ class Check:
     """One condition of a gate."""
 
     name: str
-    """How it is named in events."""
+    """Its name in events."""
     text: str
     """What it asks for, with the rules' fields in braces."""
     holds: Callable[[SeedState, LifecycleRules], bool]
@@ -26,7 +26,7 @@ class Check:
     is_permissive_only: bool = False
 
     def applies(self, rules: LifecycleRules) -> bool:
-        """Tell whether the check is asked in the rules' mode."""
+        """Return whether the check applies in the rules' mode."""
         return not (self.is_strict_only if rules.permissive else self.is_permissive_only)
 
 
@@ -149,11 +149,11 @@ GATE_CHECKS: Final[Mapping[Gate, tuple[Check, ...]]] = {
         ),
     ),
 }
-"""What each gate asks for."""
+"""The checks of each gate."""
 
 
 def evaluate_gate(state: SeedState, target: Stage, rules: LifecycleRules) -> GateResult:
-    """Ask the gate that guards `target`."""
+    """Evaluate the gate for the transition to `target`."""
     gate = GATE_FOR_TARGET[target]
     checks = [check for check in GATE_CHECKS[gate] if check.applies(rules)]
     failed = tuple(check.name for check in checks if not check.holds(state, rules))

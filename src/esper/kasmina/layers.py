@@ -1,4 +1,4 @@
-"""The layers of hosts and seeds; building them draws nothing from torch's global generator."""
+"""The layers of hosts and seeds; constructing them does not use torch's global generator."""
 
 from typing import Final
 
@@ -24,10 +24,10 @@ EMBEDDING_STD: Final = 0.02
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution without bias that keeps height and width and waits for `initialise`.
+    """A convolution without bias, with "same" padding, whose weights are set by `initialise`.
 
-    Of one pixel, it is a matrix product over the channels: for the few of a small host that takes
-    half the time that oneDNN's convolution does. (On a GPU it was not measured.)
+    A 1x1 convolution is computed as a matrix multiplication over the channels: for the few channels
+    of a small host this takes half the time of oneDNN's convolution. (Not measured on a GPU.)
     """
 
     def __init__(
@@ -51,29 +51,29 @@ class Conv2d(nn.Conv2d):
         if not self.is_pointwise:
             return super().forward(x)
         batch, channels, height, width = x.shape
-        # One matrix: of more dimensions, torch would multiply in an order that depends on whether
-        # the weights need a gradient.
+        # Flattened to 2-D for reproducibility: with more dimensions the order of torch's matrix
+        # multiplication depends on whether the weights require a gradient.
         pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
         mixed = functional.linear(pixels, self.weight.flatten(1))
         return mixed.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
 class Linear(nn.Linear):
-    """A linear layer that waits for `initialise`."""
+    """A linear layer whose parameters are set by `initialise`."""
 
     def reset_parameters(self) -> None:
         """Leave the parameters to `initialise`."""
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors that waits for `initialise`."""
+    """An embedding whose weights are set by `initialise`."""
 
     def reset_parameters(self) -> None:
         """Leave the parameters to `initialise`."""
 
 
 class ZeroLinear(nn.Linear):
-    """A linear layer that is zero at birth: what it adds to the host starts from nothing."""
+    """A zero-initialised linear layer: its initial contribution to the host is zero."""
 
     def reset_parameters(self) -> None:
         """Zero the parameters."""
@@ -90,10 +90,10 @@ class GroupNorm(nn.GroupNorm):
 
 
 class ZeroGroupNorm(nn.GroupNorm):
-    """GroupNorm that outputs nothing at birth, while its gain and bias have a gradient at once.
+    """GroupNorm with zero-initialised gain and bias, which have a gradient from the first step.
 
-    Its input must need a gradient: on the CPU, torch 2.13's channels-last backward writes the
-    input's gradient even when nobody asked for it, and dies. After a trainable layer it does.
+    Its input must require a gradient, as it does after a trainable layer: on the CPU, torch 2.13's
+    channels-last backward writes the input's gradient even if not required, and crashes.
     """
 
     def __init__(self, channels: int) -> None:
@@ -111,7 +111,7 @@ def num_groups(channels: int) -> int:
 def initialise(
     module: nn.Module, generator: torch.Generator | None, *, linear_std: float | None = None
 ) -> None:
-    """Draw the parameters that wait for it, in registration order, from this CPU generator alone.
+    """Initialise the parameters, in registration order, from this CPU generator only.
 
     Convolutions are Kaiming normal, embeddings N(0, 0.02), linear weights N(0, linear_std) or, by
     default, N(0, 1/sqrt(fan_in)), biases zero.
@@ -129,7 +129,7 @@ def initialise(
 
 
 class CausalAttention(nn.Module):
-    """Self-attention over what came before; how the heads attend is for subclasses to refine."""
+    """Causal self-attention; subclasses may override how the heads attend."""
 
     def __init__(self, channels: int, num_heads: int, project: nn.Linear) -> None:
         super().__init__()

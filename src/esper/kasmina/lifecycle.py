@@ -1,8 +1,8 @@
-"""The seed's lifecycle as a pure machine: a state and a request give a new state and effects.
+"""The seed's lifecycle as a pure state machine: state and operation give a new state and effects.
 
-Counters: `tick` is called once per step, after the step's decision. It first looks at what the
-stage asks for and then counts, so that at every decision `steps_in_stage` is the number of training
-passes that the seed has seen in its stage.
+Counters: `tick` is called once per step, after the step's decision. It first applies the rules of
+the stage and then increments, so that at every decision `steps_in_stage` is the number of training
+passes that the seed has had in its stage.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class Operation(StrEnum):
-    """What may be asked of a slot; time passes by itself, see `tick`."""
+    """The operations on a slot; the passing of steps is handled by `tick`."""
 
     GERMINATE = "germinate"
     ADVANCE = "advance"
@@ -112,7 +112,7 @@ class Germinated(msgspec.Struct, frozen=True):
 
 
 class GateEvaluated(msgspec.Struct, frozen=True):
-    """A gate was asked, by an operation or by itself."""
+    """A gate was evaluated, by an operation or automatically."""
 
     seed_id: str
     result: GateResult
@@ -137,14 +137,14 @@ class Fossilized(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """A seed was removed; `seed` is how it last was."""
+    """A seed was removed; `seed` is its last state."""
 
     seed: SeedState
     cause: PruneCause
 
 
 class ModuleDropped(msgspec.Struct, frozen=True):
-    """The seed's module and gate network must go."""
+    """The seed's module and gate network are to be removed."""
 
 
 class FreezeSet(msgspec.Struct, frozen=True):
@@ -159,7 +159,7 @@ Effect: TypeAlias = (
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request; a refused one leaves the state as it was."""
+    """The result of an operation; a refused one leaves the state unchanged."""
 
     state: SeedState | None
     effects: tuple[Effect, ...] = ()
@@ -167,7 +167,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Tell whether the request was granted."""
+        """Return whether the operation was accepted."""
         return self.refusal is None
 
 
@@ -209,7 +209,7 @@ def germinate(
 
 
 def advance(state: SeedState | None, rules: LifecycleRules) -> Transition:
-    """Try the gate to the next stage: TRAINING, BLENDING or HOLDING."""
+    """Evaluate the gate to TRAINING, BLENDING or HOLDING, and advance if it passes."""
     refusal = _refusal(Operation.ADVANCE, state)
     if state is None or refusal is not None:
         return Transition(state=state, refusal=refusal)
@@ -217,21 +217,21 @@ def advance(state: SeedState | None, rules: LifecycleRules) -> Transition:
 
 
 def fossilize(state: SeedState | None, rules: LifecycleRules) -> Transition:
-    """Make a held seed permanent if its gate lets it."""
+    """Make a seed in HOLDING permanent if its gate passes."""
     refusal = _refusal(Operation.FOSSILIZE, state)
     if state is None or refusal is not None:
         return Transition(state=state, refusal=refusal)
     outcome = _pass_gate(state, rules)
     if outcome.state is None or not outcome.succeeded:
         return outcome
-    # A seed ages by one in every step from its germination on, so that its age tells this step.
+    # A seed ages by one per step from its germination on, so the current step follows from its age.
     step = state.germinated_at_step + state.age_steps
     fossil = msgspec.structs.replace(outcome.state, fossilized_at_step=step)
     return Transition(state=fossil, effects=(*outcome.effects, Fossilized(fossil)))
 
 
 def prune(state: SeedState | None, cause: PruneCause) -> Transition:
-    """Remove a seed at once."""
+    """Remove a seed immediately."""
     refusal = _refusal(Operation.PRUNE, state)
     if state is None or refusal is not None:
         return Transition(state=state, refusal=refusal)
@@ -251,7 +251,7 @@ def schedule_prune(state: SeedState | None, ramp: Ramp, cause: PruneCause) -> Tr
 
 
 def set_alpha_target(state: SeedState | None, target: float, ramp: Ramp) -> Transition:
-    """Send alpha to another target."""
+    """Start a ramp of alpha to another target."""
     refusal = _refusal(Operation.SET_ALPHA_TARGET, state)
     if refusal is None and not 0.0 < target <= 1.0:
         refusal = f"alpha target {target} is not above 0 and at most 1; prune a seed to reach 0"
@@ -265,7 +265,7 @@ def set_alpha_target(state: SeedState | None, target: float, ramp: Ramp) -> Tran
 
 
 def tick(state: SeedState | None, rules: LifecycleRules) -> Transition:
-    """Let one step pass: auto-forward, ramp, cool down, and count."""
+    """Advance by one step: auto-forward, ramp, cooldown, and counters."""
     if state is None:
         return Transition(state=None)
     outcome = _stage_tick(state, rules)

@@ -26,7 +26,7 @@ STATE_VERSION: Final = 1
 
 
 class MorphogeneticModel(nn.Module):
-    """A host whose slots seeds grow in."""
+    """A host network with slots for seeds."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class MorphogeneticModel(nn.Module):
         return (self.slot(slot_id) for slot_id in self.slot_config.slot_ids)
 
     def set_emit(self, emit: Emit) -> None:
-        """Tell the slots whom to tell."""
+        """Set the event callback of all slots."""
         for slot in self.all_slots():
             slot.emit = emit
 
@@ -85,7 +85,7 @@ class MorphogeneticModel(nn.Module):
         """Map inputs to logits, with the ablation's seeds off."""
         previous: str | None = None
         for slot in self._slots_in_execution_order():
-            # Where no seed takes part there is nothing to stop for.
+            # A slot without an active seed needs no segment boundary; the host runs on.
             if (slot.is_blended or slot.is_incubating) and slot.slot_id not in ablation.off:
                 x = slot(self._route.forward_to_segment(slot.slot_id, x, previous))
                 previous = slot.slot_id
@@ -94,7 +94,7 @@ class MorphogeneticModel(nn.Module):
         return self._route.forward_from_segment(previous, x)
 
     def fused_forward(self, x: Tensor, ablations: Sequence[Ablation]) -> FusedOutput:
-        """Map inputs to logits under every ablation, running what they share once.
+        """Map inputs to logits under every ablation, computing shared prefixes once.
 
         The ablations form a tree over the blended seeds in execution order. It is walked depth
         first, at the plain batch size, so that each ablation's logits equal its own `forward` bit
@@ -106,7 +106,7 @@ class MorphogeneticModel(nn.Module):
         return PrefixWalk(self._route, blended, ablations).run(x)
 
     def _slots_in_execution_order(self) -> Iterator[SeedSlot]:
-        # Looked up once: a module's attributes are slow to come by, and this runs for every batch.
+        # Looked up once: attribute access on an nn.Module is slow, and this runs for every batch.
         slots = self.slots
         return (cast(SeedSlot, slots[slot_id]) for slot_id in self.slot_config.execution_order)
 
@@ -119,7 +119,7 @@ class MorphogeneticModel(nn.Module):
         return self.slot(slot_id).germinate(request, generator, self._device)
 
     def tick(self) -> None:
-        """Let one step pass in every slot; what there is to tell is told when all have ticked."""
+        """Advance every slot by one step; emit the events after all slots have advanced."""
         told = [
             (slot, slot.apply_outcome(lifecycle.tick(slot.state, self.rules)))
             for slot in self.all_slots()
@@ -175,9 +175,9 @@ class MorphogeneticModel(nn.Module):
     # --- Stored and rebuilt ------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return primitives and tensors from which `load_state` makes this model again.
+        """Return primitives and tensors from which `load_state` can restore this model.
 
-        The tensors are the live ones: copy or write them before training goes on.
+        The tensors are not copied: copy or write them before training continues.
         """
         return {
             "version": STATE_VERSION,
@@ -189,10 +189,10 @@ class MorphogeneticModel(nn.Module):
         }
 
     def load_state(self, stored: dict[str, Any]) -> None:
-        """Take on a stored state: seeds are built from their blueprints, then weights are loaded.
+        """Load a stored state: build the seeds from their blueprints, then load the weights.
 
         The host's parameters stay the same objects, as do those of a live seed with the same id.
-        A state that does not fit is refused before anything has changed.
+        A state that does not match raises before anything has changed.
         """
         seeds, weights = self._stored_seeds(stored), stored["weights"]
         modules = {

@@ -1,4 +1,4 @@
-"""Turns a lifecycle's effects into the payloads of seed events."""
+"""Converts lifecycle effects to the payloads of seed events."""
 
 from esper.kasmina.lifecycle import (
     Effect,
@@ -22,7 +22,7 @@ __all__ = ["payload_of"]
 
 
 def payload_of(slot_id: str, num_params: int, effect: Effect) -> Payload | None:
-    """Return what an effect is told as, or None where it is nobody's business."""
+    """Return the event payload of an effect, or None for an effect without an event."""
     match effect:
         case Germinated(seed):
             return _germinated(slot_id, num_params, seed)

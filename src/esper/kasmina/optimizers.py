@@ -1,4 +1,4 @@
-"""Optimizers that come, stay and go with their seeds."""
+"""Optimizers that are created and removed together with their seeds."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ __all__ = [
 def build_sgd(
     parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float = 0.0
 ) -> torch.optim.SGD:
-    """Return an SGD that moves all parameters by a few calls."""
-    # `fused` would be faster still, but rounds differently from one tensor size to another.
+    """Return an SGD optimizer that updates all parameters with multi-tensor (foreach) calls."""
+    # `fused` would be faster still, but its rounding depends on the tensor size.
     return PlainSGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=True)
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the gradients that a step would follow."""
+    """Return the gradients that a step would use."""
     return [
         parameter.grad
         for group in optimizer.param_groups
@@ -38,21 +38,21 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def forget_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Drop all gradients; `zero_grad` does the same for ten times the price."""
+    """Set all gradients to None, like `zero_grad` at a tenth of its CPU cost."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
-    """Scale gradients of one device down to a joint norm, bit for bit as `clip_grad_norm_` does."""
+    """Clip the global norm of gradients on one device, bit-identical to `clip_grad_norm_`."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 @torch.no_grad()
 def sgd_step(optimizer: torch.optim.Optimizer) -> None:
-    """Take one step of an SGD of `build_sgd`, bit for bit as its own `step` for half the price."""
+    """Take a step of a `build_sgd` optimizer, bit-identical to `step` at half the CPU cost."""
     for group in optimizer.param_groups:
         moved = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not moved:
@@ -70,7 +70,7 @@ def _moments(
     gradients: list[Tensor],
     momentum: float,
 ) -> list[Tensor]:
-    """Return the moments that a step follows, with this batch's gradients in them."""
+    """Return the momentum buffers of a step, updated with this batch's gradients."""
     known = [optimizer.state[parameter].get("momentum_buffer") for parameter in moved]
     old = [moment for moment in known if moment is not None]
     if old:
@@ -89,7 +89,7 @@ def _moments(
 
 @dataclass(eq=False, slots=True)
 class SeedOptimizers:
-    """One SGD per seed that has parameters; the host's optimizer never hears of them."""
+    """One SGD per seed that has parameters, separate from the host's optimizer."""
 
     lr: float
     momentum: float = 0.9
@@ -117,17 +117,17 @@ class SeedOptimizers:
         return iter(self._by_slot.values())
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to None."""
         for optimizer in self:
             forget_gradients(optimizer)
 
     def step(self) -> None:
-        """Move all seeds; parameters without a gradient stay where they are."""
+        """Step the optimizers of all seeds; parameters without a gradient are unchanged."""
         for optimizer in self:
             optimizer.step()
 
     def forget_moments(self) -> None:
-        """Forget what was learned about directions, as a rollback asks for."""
+        """Clear the momentum buffers, as needed after a rollback."""
         for optimizer in self:
             optimizer.state.clear()
 

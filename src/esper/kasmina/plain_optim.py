@@ -1,8 +1,8 @@
-"""torch's own optimizers without torch's compiler.
+"""PyTorch's optimizers without the import of its compiler.
 
-Their public methods are decorated so that a compiled program leaves them out, and the first call of
-any of them imports the compiler for it: 70 MiB and more than a second, in a system that never
-compiles an optimizer. These classes are the same optimizers with the decorators taken off.
+Their public methods are decorated to exclude them from compilation, and the first call of any of
+them imports the compiler: 70 MiB and more than a second, although Esper never compiles an
+optimizer. These classes are the same optimizers without the decorators.
 """
 
 import inspect
@@ -21,12 +21,12 @@ class _Plain(Optimizer):
 
 
 class PlainSGD(_Plain, SGD):
-    """Stochastic gradient descent, bit for bit as torch's."""
+    """SGD, bit-identical to torch's."""
 
     step = torch.no_grad()(inspect.unwrap(SGD.step))
 
 
 class PlainAdamW(_Plain, AdamW):
-    """Adam with decoupled weight decay, bit for bit as torch's."""
+    """AdamW, bit-identical to torch's."""
 
     step = torch.no_grad()(inspect.unwrap(AdamW.step))

@@ -1,4 +1,4 @@
-"""What is remembered of a seed, as pure data, and how measurements enter it."""
+"""The state of a seed as immutable data, and how measurements update it."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 VELOCITY_MEMORY: Final = 0.7
-"""Weight of the past in the smoothed change of a contribution."""
+"""Weight of the previous value in the exponentially smoothed change of a contribution."""
 
 BLENDED_STAGES: Final = frozenset({Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED})
 """Stages whose seed changes the host's output."""
@@ -39,7 +39,7 @@ class PruneCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GerminationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a seed."""
+    """A request to germinate a seed."""
 
     seed_id: str
     blueprint: Blueprint
@@ -55,7 +55,7 @@ class GerminationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ramp(msgspec.Struct, frozen=True, kw_only=True):
-    """How alpha shall move: steps 0 is at once."""
+    """How alpha changes; 0 steps means immediately."""
 
     num_steps: int
     curve: AlphaCurve = AlphaCurve.LINEAR
@@ -63,7 +63,7 @@ class Ramp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of a seed; None means never."""
+    """The measurements of a seed; None means never measured."""
 
     accuracy_at_germination_pct: float | None = None
     accuracy_at_stage_start_pct: float | None = None
@@ -84,7 +84,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A seed's whole memory; an empty slot has none."""
+    """The complete state of a seed; an empty slot has none."""
 
     seed_id: str
     blueprint: Blueprint
@@ -110,12 +110,12 @@ class SeedState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_frozen(self) -> bool:
-        """Tell whether the seed's parameters rest: they do while alpha ramps down."""
+        """Return whether the seed's parameters are frozen, as they are while alpha ramps down."""
         return self.alpha.mode is AlphaMode.DOWN
 
 
 def with_accuracy(state: SeedState, accuracy_pct: float) -> SeedState:
-    """Remember the host's accuracy; the first one of a seed is also its starting point."""
+    """Record the host's accuracy; the first one of a seed is also its starting point."""
     measured = state.measured
     start = measured.accuracy_at_stage_start_pct
     germination = measured.accuracy_at_germination_pct
@@ -128,7 +128,7 @@ def with_accuracy(state: SeedState, accuracy_pct: float) -> SeedState:
 
 
 def with_contribution(state: SeedState, contribution_pp: float) -> SeedState:
-    """Remember what the seed was just found to be worth."""
+    """Record the seed's measured contribution."""
     previous, velocity = state.measured.contribution_pp, None
     if previous is not None:
         past = state.measured.contribution_velocity_pp or 0.0
@@ -145,14 +145,14 @@ def with_contribution(state: SeedState, contribution_pp: float) -> SeedState:
 def with_interaction(
     state: SeedState, interaction_sum_pp: float | None, boost_received_pp: float | None
 ) -> SeedState:
-    """Remember how the seed gets on with the others; None where this pass measured nothing."""
+    """Record the seed's interactions with other seeds; None if not measured in this pass."""
     return _measured(
         state, interaction_sum_pp=interaction_sum_pp, boost_received_pp=boost_received_pp
     )
 
 
 def with_gradient(state: SeedState, reading: GradientReading) -> SeedState:
-    """Remember a gradient reading, and the health of the one before."""
+    """Record a gradient reading, and the health of the previous one."""
     previous = state.measured.gradient
     health = None if previous is None else previous.health
     return _measured(state, gradient=reading, previous_gradient_health=health)
@@ -166,7 +166,7 @@ def report_of(
     upstream_alpha_sum: float,
     downstream_alpha_sum: float,
 ) -> SeedReport:
-    """Put together what the policy may know of a seed."""
+    """Build the report of a seed that the policy observes."""
     return SeedReport(
         slot_id=slot_id,
         seed_id=state.seed_id,

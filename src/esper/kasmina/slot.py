@@ -38,11 +38,11 @@ from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules, Stage
 __all__ = ["NO_MODULES", "Emit", "SeedModules", "SeedSlot", "discard"]
 
 Emit: TypeAlias = Callable[[Payload], None]
-"""Takes the payloads of seed events."""
+"""The event callback: called with the payloads of seed events."""
 
 
 def discard(_payload: Payload) -> None:
-    """Tell nobody."""
+    """Discard the payload."""
 
 
 class SeedModules(NamedTuple):
@@ -58,8 +58,8 @@ NO_MODULES: Final = SeedModules()
 class SeedSlot(nn.Module):
     """A place in a host that one seed can grow in.
 
-    Every operation asks the lifecycle, then changes state and modules, then tells; a listener that
-    raises finds and leaves the change complete.
+    Every operation consults the lifecycle, then changes state and modules, then emits events. The
+    change is complete before the event callback is called, so it stands even if that raises.
     """
 
     seed: nn.Module | None
@@ -95,12 +95,12 @@ class SeedSlot(nn.Module):
 
     @property
     def is_incubating(self) -> bool:
-        """Tell whether the seed learns from what passes through the slot and leaves it alone."""
+        """Return whether the seed trains on the slot's features without changing them."""
         is_training = self.state is not None and self.state.stage is Stage.TRAINING
         return is_training and torch.is_grad_enabled()
 
     def forward(self, h: Tensor) -> Tensor:
-        """Let the host's features pass, with the seed's part in them."""
+        """Map the host's features to the slot's output, including the seed's contribution."""
         if self.is_blended:
             return self.compose(h, self._alpha_like(h))
         if self.is_incubating and self.seed is not None:
@@ -142,15 +142,15 @@ class SeedSlot(nn.Module):
         return self._commit(outcome)
 
     def advance(self) -> Transition:
-        """Try the gate to the next stage."""
+        """Evaluate the gate to the next stage and advance if it passes."""
         return self._commit(lifecycle.advance(self.state, self.rules))
 
     def fossilize(self) -> Transition:
-        """Make a held seed permanent if its gate lets it."""
+        """Make a seed in HOLDING permanent if its gate passes."""
         return self._commit(lifecycle.fossilize(self.state, self.rules))
 
     def prune(self, cause: PruneCause) -> Transition:
-        """Remove the seed at once."""
+        """Remove the seed immediately."""
         return self._commit(lifecycle.prune(self.state, cause))
 
     def schedule_prune(self, ramp: Ramp, cause: PruneCause) -> Transition:
@@ -158,15 +158,15 @@ class SeedSlot(nn.Module):
         return self._commit(lifecycle.schedule_prune(self.state, ramp, cause))
 
     def set_alpha_target(self, target: float, ramp: Ramp) -> Transition:
-        """Send alpha to another target."""
+        """Start a ramp of alpha to another target."""
         return self._commit(lifecycle.set_alpha_target(self.state, target, ramp))
 
     def tick(self) -> Transition:
-        """Let one step pass."""
+        """Advance the slot by one step."""
         return self._commit(lifecycle.tick(self.state, self.rules))
 
     def apply_outcome(self, outcome: Transition) -> tuple[Payload, ...]:
-        """Make an outcome of the lifecycle true and return what there is to tell."""
+        """Apply a lifecycle outcome to state and modules; return the event payloads."""
         told = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
         payloads = tuple(payload for payload in told if payload is not None)
         for effect in outcome.effects:
@@ -181,28 +181,28 @@ class SeedSlot(nn.Module):
     # --- Measurements ------------------------------------------------------------------------
 
     def record_accuracy(self, accuracy_pct: float) -> None:
-        """Remember the host's accuracy; an empty slot has nobody to remember it."""
+        """Record the host's accuracy; a no-op for an empty slot."""
         if self.state is not None:
             self.state = with_accuracy(self.state, accuracy_pct)
 
     def record_contribution(self, contribution_pp: float) -> None:
-        """Remember what the seed was found to be worth."""
+        """Record the seed's measured contribution."""
         self.state = with_contribution(self._occupant(), contribution_pp)
 
     def record_interaction(
         self, interaction_sum_pp: float | None, boost_received_pp: float | None
     ) -> None:
-        """Remember how the seed gets on with the others, or that this pass did not measure it."""
+        """Record the seed's interactions with other seeds, or that they were not measured."""
         self.state = with_interaction(self._occupant(), interaction_sum_pp, boost_received_pp)
 
     def record_gradient(self, reading: GradientReading) -> None:
-        """Remember the seed's gradient."""
+        """Record the seed's gradient reading."""
         self.state = with_gradient(self._occupant(), reading)
 
     def report(
         self, *, upstream_alpha_sum: float = 0.0, downstream_alpha_sum: float = 0.0
     ) -> SeedReport | None:
-        """Say how the seed is; an empty slot has no report."""
+        """Return the seed's report; None for an empty slot."""
         if self.state is None:
             return None
         return report_of(
@@ -226,7 +226,7 @@ class SeedSlot(nn.Module):
     ) -> SeedModules:
         """Return modules for a stored state, built from its blueprint; weights come later.
 
-        A live seed of the same id keeps its modules, so that its parameters stay who they are.
+        A live seed with the same id keeps its modules, so its parameters stay the same objects.
         """
         if state is None or state.stage in COOLDOWN_STAGES:
             return NO_MODULES
@@ -235,7 +235,7 @@ class SeedSlot(nn.Module):
         return self._build(state, torch.Generator(), device)
 
     def restore(self, state: SeedState | None, modules: SeedModules) -> None:
-        """Take on a stored state and the modules made for it."""
+        """Set a stored state and the modules built for it."""
         self._plant(modules)
         self._set_state(state)
         self._freeze(is_frozen=state is not None and state.is_frozen)

@@ -12,7 +12,7 @@ __all__ = ["Noop", "Norm", "Seed"]
 
 
 class Seed(nn.Module, ABC):
-    """A module that keeps its input's shape and returns the input itself until it has learnt."""
+    """A module that preserves its input's shape and is initialised as the identity."""
 
     structure: ClassVar[str]
     """Its function as a formula, for the documentation."""

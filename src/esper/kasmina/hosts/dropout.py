@@ -1,4 +1,4 @@
-"""Dropout whose masks come from a generator handed in, so that no thread disturbs another."""
+"""Dropout with an explicit generator, so that threads do not share random state."""
 
 from typing import Final
 

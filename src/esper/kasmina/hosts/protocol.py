@@ -1,4 +1,4 @@
-"""What the rest of the body may ask of a host."""
+"""The interface of a host."""
 
 from typing import Protocol, runtime_checkable
 

@@ -49,7 +49,7 @@ class TransformerHost(SegmentedHost):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then a perceptron, each behind a norm and beside the residual stream."""
+    """Attention, then an MLP, each with pre-norm and a residual connection."""
 
     def __init__(self, spec: TransformerHostSpec) -> None:
         super().__init__()
