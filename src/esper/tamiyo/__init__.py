@@ -1,1 +1,1 @@
-"""The brain: signal tracker, observation features, action masks, policy network and controllers."""
+"""The policy: signal tracker, observation features, action masks, network and controllers."""

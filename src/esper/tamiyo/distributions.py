@@ -75,7 +75,7 @@ class AvailableMasks:
 
     masks: Tensor  # bool [..., K, W]
     has_choice: Tensor  # bool [..., K]
-    """Some legal op looks at the head, and the head has two choices or more."""
+    """Some legal op uses the head, and the head has at least two choices."""
 
 
 class ActionSpace(nn.Module):
@@ -123,7 +123,7 @@ class ActionSpace(nn.Module):
         return torch.where(self.causal[ops].unsqueeze(-1), base, neutral)
 
     def available_masks(self, masks: ActionMasks) -> AvailableMasks:
-        """Return what each head may choose under any legal op that looks at it."""
+        """Return what each head may choose under any legal op that uses it."""
         legal = masks.op.unsqueeze(-1) & self.causal  # [..., ops, K]
         slots = (masks.slot_by_op & legal[..., SLOT_ROW].unsqueeze(-1)).any(-2)
         base = self._base_masks(masks, slots)

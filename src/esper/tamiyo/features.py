@@ -197,7 +197,7 @@ def observation_size(num_slots: int) -> int:
 
 
 class ActionFeedback(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy is told of its last action; the defaults hold before the first."""
+    """The last action as observed by the policy; the defaults apply before the first."""
 
     op: Op = Op.WAIT
     has_succeeded: bool = True
@@ -205,7 +205,7 @@ class ActionFeedback(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservationBatch:
-    """What the policy sees of all envs."""
+    """The policy's observations of all envs."""
 
     observations: Tensor  # float32 [N, 23 + 31 S]
     blueprint_indices: Tensor  # int64 [N, S]; -1 for an empty slot
@@ -255,7 +255,7 @@ def _scale_of(feature: Feature, num_steps: int) -> float:
 
 
 def _unmeasured_of(feature: Feature) -> float:
-    # Whatever is wrong with a reading, the policy never sees a number that is not finite.
+    # Missing and non-finite readings are replaced, so that observations are always finite.
     return UNMEASURED if feature.unmeasured is None else feature.unmeasured
 
 

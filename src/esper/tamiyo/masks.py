@@ -41,7 +41,7 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slots:
-    """The state of all slots of all envs, as far as legality looks at it; [N, S] each."""
+    """The state of all slots of all envs that legality depends on; [N, S] each."""
 
     stage: NDArray[np.intp]  # _EMPTY where there is no seed
     is_resting: BoolArray

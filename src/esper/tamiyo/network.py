@@ -39,7 +39,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LstmState:
-    """What the network remembers of each env."""
+    """The LSTM state of each env."""
 
     h: Tensor  # [N, H]
     c: Tensor  # [N, H]
@@ -56,7 +56,7 @@ class LstmState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyOutput:
-    """What the network says of observations with leading dims [N] or [N, T]."""
+    """The network's outputs for observations with leading dims [N] or [N, T]."""
 
     logits: Tensor  # [..., K, W]
     values: Tensor  # [...], on the value normaliser's scale
@@ -193,7 +193,7 @@ class PolicyNetwork(nn.Module):
     def unroll(
         self, obs: Tensor, blueprints: Tensor, starts: Tensor, cuts: Sequence[int]
     ) -> PolicyOutput:
-        """Run whole rows from an empty memory, forgetting an env's past where a segment starts.
+        """Run whole sequences from a zero LSTM state, which is reset where a segment starts.
 
         Args:
             obs: [N, T, D].
@@ -232,7 +232,7 @@ class PolicyNetwork(nn.Module):
         *,
         generator: torch.Generator | None,
     ) -> Decision:
-        """Choose for all envs; without a generator, take the likeliest choices."""
+        """Sample actions for all envs; without a generator, take the most probable ones."""
         output = self.step(obs, blueprints, state)
         uniforms = None if generator is None else _draw_uniforms(len(obs), generator, obs.device)
         ops_alone = self.space.op_distribution(output.logits, masks)
