@@ -18,17 +18,17 @@ from esper.runtime.sources import CancelCheck, never_cancelled
 __all__ = ["Batch", "SharedBatchIterator", "Transfer", "batch_size_for", "is_augmented"]
 
 MIN_TRAIN_BATCHES: Final = 8
-"""A pass has at least so many batches unless a batch size was asked for."""
+"""Minimum number of batches per pass, unless a batch size was requested."""
 PRELOAD_CHUNK_BYTES: Final = 16 << 20
 MAX_KEPT_BYTES: Final = 64 << 20
 """Passes that are the same every time are cut and scaled once, up to this size."""
 
 Transfer: TypeAlias = Callable[[Tensor, torch.device], Tensor]
-"""Brings a tensor to a device; on CUDA a fence does it, pinned and without waiting."""
+"""Copies a tensor to a device; on CUDA through a fence, from pinned memory, asynchronously."""
 
 
 class Batch(NamedTuple):
-    """What one env gets of one batch."""
+    """One env's share of a batch."""
 
     inputs: Tensor
     targets: Tensor
@@ -53,7 +53,7 @@ def is_augmented(dataset: TensorDataset, config: TrainingConfig) -> bool:
 
 
 def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """Bring a tensor to a device in the plain way."""
+    """Copy a tensor to a device synchronously."""
     return tensor.to(device)
 
 
@@ -122,7 +122,7 @@ class SharedBatchIterator:
         return self._num_batches
 
     def batches(self, *, round: int, step: int) -> Iterator[list[Batch]]:
-        """Walk one pass: for each batch, the share of every env in turn; nobody changes them."""
+        """Iterate over one pass: per batch, every env's share, which must not be modified."""
         return self._walk(round, step) if self._kept is None else iter(self._kept)
 
     def _walk(self, round: int, step: int) -> Iterator[list[Batch]]:
@@ -209,7 +209,7 @@ class SharedBatchIterator:
             for device, order in orders.items()
         }
         if not self._crop_padding:
-            # Nobody changes a batch, so the envs of a device may look at the same one.
+            # Batches are never modified, so the envs on one device can share a tensor.
             whole = {device: self._finished(raw, device, None) for device, raw in taken.items()}
             return [whole[device] for device in self._devices]
         return [

@@ -1,4 +1,4 @@
-"""Tensors of a task in memory, parted into train, validation and test."""
+"""In-memory tensors of a task, split into train, validation and test."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,13 +13,13 @@ __all__ = ["Part", "PixelScale", "Split", "TensorDataset"]
 
 
 class Part(StrEnum):
-    """The three parts of a data set."""
+    """The three splits of a data set."""
 
     TRAIN = "train"
     VAL = "val"
-    """What gates, rewards and checkpoint choices look at."""
+    """Used by gates, rewards and the choice of checkpoints."""
     TEST = "test"
-    """What no choice has seen."""
+    """Held out: no decision depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PixelScale:
-    """Mean and deviation of each channel, in the units in which pixels are stored."""
+    """Mean and standard deviation of each channel, in the units of the stored pixels."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

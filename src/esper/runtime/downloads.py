@@ -1,4 +1,4 @@
-"""Fetching one file: bounded, checked, resumable, cancellable, and whole or not there at all."""
+"""Downloading one file: size-limited, verified, resumable, cancellable and atomic."""
 
 import contextlib
 import fcntl
@@ -34,7 +34,7 @@ class Checksum:
     def matches(self, path: Path) -> bool:
         """Tell whether the file has this digest."""
         with path.open("rb") as stream:
-            # Publishers of old data sets give MD5 only; it tells damage, which is what is asked.
+            # Publishers of old data sets give MD5 only, which suffices to detect corruption.
             digest = hashlib.new(self.algorithm, usedforsecurity=False)
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
@@ -48,7 +48,7 @@ class RemoteFile:
     url: str
     checksum: Checksum
     max_bytes: int
-    """A server that sends more is not believed."""
+    """Maximum size; a larger response is rejected."""
 
     @property
     def name(self) -> str:

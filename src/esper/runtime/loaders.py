@@ -1,4 +1,4 @@
-"""How each data set that ships with Esper is found, read and parted."""
+"""How each built-in data set is located, read and split."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -74,7 +74,7 @@ def _first_available(
     attempts: Sequence[_Attempt],
     make_up: _MakeUp,
 ) -> TensorDataset:
-    """Return what the first successful attempt found, or data made up where that is allowed."""
+    """Return the data of the first successful attempt, or synthetic data where allowed."""
     if request.source is DataSource.SYNTHETIC:
         return make_up(note="the data are synthetic, as asked")
     if request.data_dir is not None and not request.data_dir.is_dir():
@@ -113,7 +113,7 @@ def _shipped_digits(_: DataRequest) -> TensorDataset:
 
 
 def load_fashion_mnist(spec: TaskSpec, request: DataRequest) -> TensorDataset:
-    """Load Fashion-MNIST, at the size that the host looks at."""
+    """Load Fashion-MNIST, downscaled to the host's input size."""
     host = _cnn(spec)
     make_up = partial(synthetic_images, host, FASHION_SIZES)
     attempts = [_find_fashion_mnist, _fetch_fashion_mnist]

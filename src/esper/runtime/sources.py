@@ -1,4 +1,4 @@
-"""What a loader is told about where data may come from, and what it answers. No torch."""
+"""The request to a data loader and the origin it reports. No torch."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from esper.leyline.config import DataSource
 __all__ = ["CancelCheck", "DataOrigin", "DataRequest", "ProgressCallback", "never_cancelled"]
 
 ProgressCallback: TypeAlias = Callable[[str, int, int | None], None]
-"""Told the file's name, the bytes so far and, where known, all bytes."""
+"""Called with the file name, the bytes so far and, if known, the total number of bytes."""
 
 CancelCheck: TypeAlias = Callable[[], None]
 """Called between pieces of work; raises to end it there."""
@@ -40,12 +40,12 @@ def default_cache_dir() -> Path:
 
 
 def _ignore_progress(name: str, num_bytes: int, total_bytes: int | None) -> None:
-    """Tell nobody."""
+    """Ignore the progress report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataRequest:
-    """What a run asks of a loader."""
+    """A run's request to a loader."""
 
     source: DataSource = DataSource.AUTO
     data_dir: Path | None = None

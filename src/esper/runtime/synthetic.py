@@ -1,4 +1,4 @@
-"""Data made up: seeded, of the right shape, and learnable, so that a run means something."""
+"""Synthetic data: seeded, of the right shape, and learnable."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -58,7 +58,7 @@ def installed_plugins() -> Iterable[EntryPoint]:
 
 @dataclass(eq=False, slots=True)
 class TaskRegistry:
-    """The known tasks; plug-ins are asked once, when somebody first looks."""
+    """The known tasks; plug-ins are loaded once, on first access."""
 
     find_plugins: Callable[[], Iterable[EntryPoint]] = installed_plugins
     _tasks: dict[str, RegisteredTask] = field(init=False)
@@ -101,7 +101,7 @@ class TaskRegistry:
                 plugin.load()()
             except EsperError:
                 raise
-            except Exception as error:  # whatever somebody else's code raises
+            except Exception as error:  # a plug-in may raise anything
                 reason = f"{plugin.value} failed: {error!r}; repair or uninstall the package"
                 raise TaskPluginError(plugin.name, reason) from error
         self._installed = set(self._tasks) - by_hand
