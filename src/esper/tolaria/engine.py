@@ -244,7 +244,7 @@ class LaneEngine(Generic[E, B]):
         self._batches = batches
         self._round_index = 0
         self._feeder = Lane("feeder")
-        self._crews = [
+        self._groups = [
             EnvGroup(
                 lane=Lane(f"lane-{index}"),
                 env_ids=tuple(range(index, num_envs, num_lanes)),
@@ -257,59 +257,59 @@ class LaneEngine(Generic[E, B]):
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """Return all threads, for the watchdog."""
-        return (*(group.lane for group in self._crews), self._feeder)
+        return (*(group.lane for group in self._groups), self._feeder)
 
     def env_ids_of(self, lane: Lane) -> tuple[int, ...]:
         """Return the envs that a lane owns."""
-        owned = (group.env_ids for group in self._crews if group.lane is lane)
+        owned = (group.env_ids for group in self._groups if group.lane is lane)
         return next(owned, ())
 
     async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
         """Build the round's envs and release those of the previous round."""
         self._round_index = round_index
-        await wait_for_all([group.lane.submit(group.build, round_index) for group in self._crews])
+        await wait_for_all([group.lane.submit(group.build, round_index) for group in self._groups])
         return self._take_failures()
 
     async def train_pass(self, step: int) -> None:
         """Train every env for one host epoch on the batches of the feeder thread."""
-        streams = [crew.stream for crew in self._crews]
+        streams = [group.stream for group in self._groups]
         feeding = self._feeder.submit(feed, self._batches(self._round_index, step), streams)
         feeding.add_done_callback(self._end_starved_streams)
-        calls: list[Future[Any]] = [group.lane.submit(group.train, step) for group in self._crews]
+        calls: list[Future[Any]] = [group.lane.submit(group.train, step) for group in self._groups]
         await wait_for_all([*calls, feeding])
 
     async def validate_pass(self, step: int) -> StepEvidence:
         """Validate every env, including ablations, and return the evidence since the last step."""
-        calls = [crew.lane.submit(crew.validate, step) for crew in self._crews]
+        calls = [group.lane.submit(group.validate, step) for group in self._groups]
         found = _joined(await wait_for_all(calls))
         return StepEvidence(
             round=self._round_index,
             step=step,
             envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
             failures=self._take_failures(),
-            feeder_wait_s=sum(group.stream.take_waited_s() for group in self._crews),
+            feeder_wait_s=sum(group.stream.take_waited_s() for group in self._groups),
         )
 
     async def apply(self, decision: StepDecision) -> StepOutcome:
         """Apply one decision per env and advance the slots by one step."""
-        calls = [crew.lane.submit(crew.apply, decision) for crew in self._crews]
+        calls = [group.lane.submit(group.apply, decision) for group in self._groups]
         results = await wait_for_all(calls)
         return _joined_outcome(decision, results, self._num_envs, self._take_failures())
 
     async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
         """Evaluate every env on the test split, which no decision depends on."""
-        calls = [crew.lane.submit(crew.test, step) for crew in self._crews]
+        calls = [group.lane.submit(group.test, step) for group in self._groups]
         found = _joined(await wait_for_all(calls))
         return tuple(found.get(env_id) for env_id in range(self._num_envs))
 
     async def snapshot(self, env_id: int) -> dict[str, Any] | None:
         """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
-        crew = next(crew for crew in self._crews if env_id in crew.env_ids)
-        return await crew.lane.run(crew.snapshot, env_id)
+        group = next(group for group in self._groups if env_id in group.env_ids)
+        return await group.lane.run(group.snapshot, env_id)
 
     async def close(self) -> None:
         """Release the envs and stop the threads; the envs of an abandoned lane are not released."""
-        crews = [crew for crew in self._crews if not crew.lane.is_abandoned]
+        groups = [group for group in self._groups if not group.lane.is_abandoned]
         try:
             await wait_for_all([group.lane.submit(group.release) for group in groups])
         finally:
@@ -317,13 +317,13 @@ class LaneEngine(Generic[E, B]):
                 lane.close(CLOSE_TIMEOUT_S)
 
     def _take_failures(self) -> tuple[EnvFailure, ...]:
-        found = [failure for group in self._crews for failure in group.take_failures()]
+        found = [failure for group in self._groups for failure in group.take_failures()]
         return tuple(sorted(found, key=lambda failure: failure.env_id))
 
     def _end_starved_streams(self, feeding: Future[int]) -> None:
         """Unblock lanes waiting for batches if the feeder failed; its error is raised later."""
         if feeding.exception() is not None:
-            for group in self._crews:
+            for group in self._groups:
                 group.stream.end()
 
 
