@@ -184,18 +184,18 @@ class CurveChoice(IntEnum):
 
     @property
     def steepness(self) -> float:
-        """Return the steepness; only the sigmoids look at it."""
+        """Return the steepness; only sigmoid curves use it."""
         return (12.0, 12.0, 6.0, 12.0, 24.0)[self]
 
 
 class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy and its update need to know of one head."""
+    """The properties of one policy head that sampling and the PPO update use."""
 
     head: Head
     choices: type[IntEnum] | None
     """The enum of its values; None for the slot head, whose size is the number of slots."""
     neutral: int
-    """The value a head takes while it does not matter."""
+    """The value of the head for ops it has no effect on."""
     entropy_weight: float
     entropy_floor: float
     floor_penalty: float
@@ -278,7 +278,7 @@ class ActionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActionOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a decision."""
+    """The result of a decision."""
 
     action: ActionSpec
     effective_op: Op

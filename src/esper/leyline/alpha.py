@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 ALPHA_TOLERANCE: Final = 1e-6
-"""Distance within which alpha counts as having arrived."""
+"""Distance within which alpha counts as equal to its target."""
 
 DEFAULT_STEEPNESS: Final = 12.0
 MIN_STEEPNESS: Final = 0.1
@@ -47,7 +47,7 @@ class AlphaAlgorithm(IntEnum):
 
 
 class AlphaState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an alpha controller remembers."""
+    """The complete state of an alpha controller."""
 
     alpha: float = 0.0
     start: float = 0.0
@@ -60,17 +60,17 @@ class AlphaState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_to_target(self) -> int:
-        """Count the ticks until the ramp arrives; nothing is pending at rest."""
+        """Return the number of ticks until the ramp reaches its target; 0 at rest."""
         return 0 if self.mode is AlphaMode.HOLD else max(self.steps_total - self.steps_done, 0)
 
     @property
     def velocity(self) -> float:
-        """Return the mean change per tick of the ramp under way."""
+        """Return the mean change per tick of the current ramp."""
         if self.mode is AlphaMode.HOLD or self.steps_total == 0:
             return 0.0
         return (self.target - self.start) / self.steps_total
 
     @property
     def is_at_target(self) -> bool:
-        """Tell whether alpha rests on its target."""
+        """Return whether alpha is at rest on its target."""
         return self.mode is AlphaMode.HOLD and abs(self.alpha - self.target) <= ALPHA_TOLERANCE

@@ -1,4 +1,4 @@
-"""What is switched off to find out what each seed is worth, and what that showed."""
+"""Ablations of seeds, and the contributions measured with them."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ class Ablation(msgspec.Struct, frozen=True):
 
 
 class PairInteraction(msgspec.Struct, frozen=True, kw_only=True):
-    """What two seeds are worth together beyond what each is worth alone."""
+    """The joint contribution of two seeds beyond the sum of their separate contributions."""
 
     first_slot: str
     second_slot: str
@@ -27,7 +27,7 @@ class PairInteraction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeedEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one seed; None means that the pass did not measure it."""
+    """The measurements of one seed; None means not measured in this pass."""
 
     slot_id: str
     contribution_pp: float
@@ -40,7 +40,7 @@ class SeedEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShapleyEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """One player's share of what all players are worth together."""
+    """One player's Shapley value: its share of the value of all players together."""
 
     player: str
     mean: float
@@ -50,7 +50,7 @@ class ShapleyEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttributionEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one validation pass says about the seeds of an env."""
+    """The contributions of an env's seeds, measured in one validation pass."""
 
     accuracy_pct: float
     committed_accuracy_pct: float
@@ -63,5 +63,5 @@ class AttributionEvidence(msgspec.Struct, frozen=True, kw_only=True):
     is_exact: bool
 
     def of(self, slot_id: str) -> SeedEvidence | None:
-        """Return what was measured of the seed in a slot."""
+        """Return the measurements of the seed in a slot."""
         return next((seed for seed in self.seeds if seed.slot_id == slot_id), None)

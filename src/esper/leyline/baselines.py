@@ -1,4 +1,4 @@
-"""What is kept of a run to compare others with: its profile and where it comes from."""
+"""Baselines: the stored profile of a run, and its provenance, for comparison with other runs."""
 
 from typing import Final
 
@@ -13,27 +13,27 @@ BASELINE_FORMAT: Final = "esper-baseline-1"
 
 
 class RunProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about a log that two runs are compared by."""
+    """The properties of a log by which two runs are compared."""
 
     counts: dict[str, int]
     """Events by type."""
     terms: dict[str, int]
-    """Sums and partial counts that equations are made of."""
+    """Sums and partial counts used in the count equations."""
     key_sets: dict[str, list[list[str]]]
     """Every set of payload keys that was seen, by type."""
     broken_orders: dict[str, int]
-    """Order rules that the log breaks, and the line of the first breach."""
+    """Ordering rules that the log violates, with the line of the first violation."""
     started: TrainingStarted | None
     status: str | None
     """How the run ended; None when RUN_FINISHED is missing."""
     num_lines: int
     num_bad_lines: int
     digest: str
-    """SHA-256 of the stream without what may differ between equal runs."""
+    """SHA-256 of the event stream without the fields that may differ between equal runs."""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a profile comes from; None where nothing told."""
+    """Where a profile comes from; None where unknown."""
 
     schema_version: int | None = None
     esper_version: str | None = None

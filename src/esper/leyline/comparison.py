@@ -1,4 +1,4 @@
-"""What a comparison measures and reports: arms, their runs, and how sure the differences are."""
+"""Comparison results: arms, their runs, and confidence intervals of the differences."""
 
 from collections import Counter
 from os.path import commonprefix
@@ -23,26 +23,26 @@ __all__ = [
 
 
 class EpisodeMeasure(msgspec.Struct, frozen=True, kw_only=True):
-    """One env's life; accuracies are of the test split, which no decision has seen."""
+    """One env's episode; accuracies are on the test split, which no decision depends on."""
 
     env_id: int
     curve_pct: tuple[float, ...]
     """Accuracy after each step."""
     final_pct: float
     best_pct: float
-    """At the step that the validation split likes best."""
+    """At the step with the best validation accuracy."""
     mean_pct: float
     """Area under the curve, per step."""
     num_params_added: int
     train_flops: int
-    """Of forward and backward passes over all batches, optimizers aside."""
+    """FLOPs of forward and backward passes over all batches, without the optimizers."""
     num_germinated: int
     num_fossilized: int
     num_pruned: int
     num_fossils_measured: int
     """Fossils whose contribution the last step has measured."""
     num_fossils_positive: int
-    """Those among them without which the network would be worse."""
+    """Measured fossils with a positive contribution."""
     total_reward: float
     topology: TopologyManifestRecorded
     """The network at the end, as the event of an episode records it."""
@@ -53,33 +53,33 @@ class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: str
     stratum: int
-    """Which of the arm's checkpoints decides; 0 where there is one or none."""
+    """Index of the arm's checkpoint used in this run; 0 where there is one or none."""
     seed: int
     wall_s: float | None
-    """Volatile, as it depends on the machine; None where others ran at the same time."""
+    """Volatile, as it depends on the machine; None if other runs ran concurrently."""
     envs: tuple[EpisodeMeasure, ...]
-    """Envs that broke are missing."""
+    """Failed envs are not included."""
     num_failed: int
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that another process is to make."""
+    """A run requested from a worker process."""
 
     job: Job
     arms: tuple[str, ...]
-    """All of the comparison, as they were named: one may copy another."""
+    """All arms of the comparison, as named by the user: one may copy another."""
     arm: str
     stratum: int
     digest: str
-    """Of what decides: the other process reads it anew."""
+    """Digest of the arm's checkpoint, which the worker process reads again."""
     seed: int
     is_greedy: bool
     model: ArmRun | None = None
-    """What a static arm copies."""
+    """The run whose grown networks a static arm copies."""
 
 
 class RunResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was made for another process, or why it was not."""
+    """The result of a requested run, or the reason it failed."""
 
     run: ArmRun | None = None
     error: str = ""
@@ -87,7 +87,7 @@ class RunResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure and the interval that 95 of 100 such experiments would put it into."""
+    """A point estimate with its 95% confidence interval."""
 
     value: float
     low: float
@@ -95,16 +95,16 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_above_zero(self) -> bool:
-        """Tell whether the whole interval is."""
+        """Return whether the whole interval is above zero."""
         return self.low > 0.0
 
 
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """An arm in a few figures; a run's figure is the mean over its envs."""
+    """Summary statistics of an arm; the value of a run is the mean over its envs."""
 
     arm: str
     num_policies: int
-    """Trained policies among which the arm's runs are divided; 0 where none decides."""
+    """Trained policies that the arm's runs are divided among; 0 for arms without a policy."""
     num_runs: int
     num_envs: int
     num_failed: int
@@ -117,7 +117,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Plain means, here and below."""
     train_gflops: float
     wall_s: float | None
-    """Of the runs that had the machine for themselves."""
+    """Mean over the runs that ran without others at the same time."""
     num_germinated: float
     num_fossilized: float
     num_pruned: float
@@ -125,9 +125,9 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Over all envs, here and below."""
     num_fossils_positive: int
     equal_flops_pct: float | None
-    """Accuracy at the step by which it has spent as much as the arm it copies, if it copies one."""
+    """Accuracy at the step at which it has used as many FLOPs as the arm it copies, if any."""
     is_on_front: bool
-    """No other arm is as accurate with as few parameters."""
+    """The arm is on the Pareto front of accuracy and parameter count."""
     curve_pct: tuple[float, ...]
     """Mean over all envs, step by step."""
     curve_low_pct: tuple[float, ...]
@@ -152,11 +152,11 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     mean_pp: Estimate
     total_reward: Estimate
     probability: Estimate
-    """That a run of the first ends more accurate than one of the second."""
+    """Probability that a run of the first arm ends with higher accuracy than one of the second."""
 
 
 class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Who grows best on a task."""
+    """The result of a comparison of arms on one task."""
 
     task: str
     preset: str | None
@@ -168,10 +168,10 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[ArmSummary, ...]
     contrasts: tuple[Contrast, ...]
     learning: LearningReport | None = None
-    """Of the policies, where their training runs were named."""
+    """Learning curves of the policies, if their training runs were given."""
 
     def labels(self) -> dict[str, str]:
-        """Return the shortest name of each arm that no other arm goes by as well."""
+        """Return the shortest unambiguous name of each arm."""
         names = [_names_of(arm.arm) for arm in self.arms]
         taken = Counter(name for each in names for name in set(each))
         return {

@@ -67,7 +67,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class GovernorConfig(_Config, frozen=True, kw_only=True):
-    """When a host counts as lost, and what that costs."""
+    """When a host counts as failed and is rolled back, and the penalty for it."""
 
     sensitivity: float = 6.0
     """Standard deviations above the mean loss."""
@@ -78,13 +78,13 @@ class GovernorConfig(_Config, frozen=True, kw_only=True):
     panics_to_rollback: int = 3
     death_penalty: float = 10.0
     lobotomy_prior: float = 0.6
-    """Mean loss must have been below this share of a guess's loss."""
+    """The mean loss must have been below this fraction of the random-guess loss."""
     lobotomy_tolerance: float = 0.065
     snapshot_every: int = 5
 
 
 class TelemetryConfig(_Config, frozen=True, kw_only=True):
-    """What is emitted."""
+    """Which events are emitted."""
 
     level: str = "normal"
     auto_escalate: bool = True
@@ -96,21 +96,21 @@ class TelemetryConfig(_Config, frozen=True, kw_only=True):
 
 
 class ProfilerConfig(_Config, frozen=True, kw_only=True):
-    """What is profiled."""
+    """Profiler settings."""
 
     phases: bool = True
     torch: bool = False
-    """Write traces of what all threads compute, for a trace viewer."""
+    """Write torch profiler traces of all threads, for a trace viewer."""
     torch_dir: str = "./profiler_traces"
-    """Where traces are written, seen from the run's directory."""
+    """Directory for traces, relative to the run directory."""
     torch_wait: int = 1
     """Steps before the first trace, and between two."""
     torch_warmup: int = 1
-    """Steps that are recorded and thrown away, as recording starts slowly."""
+    """Warm-up steps: recorded and discarded, as the profiler is slow to start."""
     torch_active: int = 3
-    """Steps of one trace."""
+    """Steps recorded in one trace."""
     torch_repeat: int = 1
-    """Traces; 0 writes them until the run ends."""
+    """Number of traces; 0 repeats until the run ends."""
     torch_record_shapes: bool = False
     torch_profile_memory: bool = False
     torch_with_stack: bool = False
@@ -137,25 +137,25 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     # Data
     data: DataSource = DataSource.AUTO
     batch_size_per_env: int | None = None
-    """None takes the task's."""
+    """None uses the task's value."""
     batch_mode: BatchMode | None = None
-    """None takes the task's."""
+    """None uses the task's value."""
     gpu_preload: bool = False
     gpu_preload_augment: bool = False
     # Devices and precision
     device: str = "auto"
-    """The policy's device; `auto` takes CUDA where there is one."""
+    """The policy's device; `auto` selects CUDA if available."""
     devices: tuple[str, ...] | None = None
-    """The envs' devices in turn; None puts them with the policy."""
+    """The envs' devices, assigned round-robin; None uses the policy's device."""
     amp: bool = False
     amp_dtype: AmpDtype = AmpDtype.AUTO
     compile_mode: CompileMode = CompileMode.AUTO
     # Hosts and seeds
     host_lr: float | None = None
-    """None takes the task's, as does seed_lr."""
+    """None uses the task's value; the same holds for seed_lr."""
     seed_lr: float | None = None
     max_grad_norm: float | None = 1.0
-    """Clip of host and seeds, each by itself; None disables it."""
+    """Gradient clipping norm, applied to the host and each seed separately; None disables it."""
     lifecycle: LifecycleRules = LifecycleRules()
     governor: GovernorConfig = GovernorConfig()
     # Policy
@@ -198,10 +198,10 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
 
 
 class RunOptions(_Config, frozen=True, kw_only=True):
-    """How one execution of a run is done; none of it changes the result."""
+    """Options for one execution of a run; none of them affects the result."""
 
     lanes: int | None = None
-    """Worker threads; None takes one per env, at most one per core."""
+    """Worker threads; None uses one per env, at most one per core."""
     lane_deadline_s: float = 60.0
     telemetry_dir: str = "./runs"
     fsync: FsyncPolicy = FsyncPolicy.ROUND
@@ -213,7 +213,7 @@ class RunOptions(_Config, frozen=True, kw_only=True):
     resume_path: str | None = None
     """A checkpoint, or `latest`."""
     serve: str | None = None
-    """HOST:PORT of the live server; None serves nobody."""
+    """HOST:PORT of the live server; None disables it."""
     serve_token: str | None = None
     serve_origins: tuple[str, ...] = ()
     """Origins of other pages that may connect, such as http://dash.example:3000."""
@@ -222,7 +222,7 @@ class RunOptions(_Config, frozen=True, kw_only=True):
 
 
 class Job(_Config, frozen=True, kw_only=True):
-    """A run: what, and how."""
+    """A run: its training configuration and its execution options."""
 
     training: TrainingConfig = TrainingConfig()
     run: RunOptions = RunOptions()

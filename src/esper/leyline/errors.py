@@ -10,14 +10,14 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   ├── UnreadableFileError          a file that is missing, damaged or not ours
 │   ├── DeviceError                  a device that does not exist here
 │   ├── DownloadError                data that could not be fetched
-│   ├── NoDataError                  real data were asked for and there are none
-│   └── TaskPluginError              somebody's task that cannot be registered
+│   ├── NoDataError                  real data were requested and there are none
+│   └── TaskPluginError              a task plugin that cannot be registered
 ├── ContractError                70  a value that breaks a contract between our own parts
 │   └── EventDecodeError             a line that is not an event of this schema
 ├── EnvFaultError                 1  an env's numbers or modules broke; names slot and layer
 ├── RunFailedError                1  the run could not be carried to its end
 ├── TelemetryLostError            3  the durable log could not be written
-└── InterruptedRunError         130  the run was told to stop
+└── InterruptedRunError         130  a stop of the run was requested
 """
 
 import difflib
@@ -52,7 +52,7 @@ MAX_SHOWN_CHARS = 80
 
 
 class ExitCode(IntEnum):
-    """What a command tells its caller."""
+    """Exit status of a command."""
 
     OK = 0
     FAILED = 1
@@ -96,7 +96,7 @@ class InvalidValueError(ConfigError):
 
 
 class SlotIdError(UsageError):
-    """Raised for a slot id off the grammar `r<row>c<column>`."""
+    """Raised for a slot id that does not match `r<row>c<column>`."""
 
     def __init__(self, value: object) -> None:
         super().__init__(
@@ -122,7 +122,7 @@ class UnreadableFileError(UsageError):
 
 
 class DeviceError(UsageError):
-    """Raised for a device that is misspelt or not there."""
+    """Raised for a device name that is invalid or a device that does not exist."""
 
     def __init__(self, device: object, reason: str) -> None:
         super().__init__(f"device {shown(str(device))}: {reason}")
@@ -136,7 +136,7 @@ class DownloadError(UsageError):
 
 
 class NoDataError(UsageError):
-    """Raised when real data were asked for and there are none."""
+    """Raised when real data were requested and there are none."""
 
     def __init__(self, dataset: str, reason: str) -> None:
         super().__init__(
@@ -146,7 +146,7 @@ class NoDataError(UsageError):
 
 
 class TaskPluginError(UsageError):
-    """Raised for a task of somebody else that cannot be registered."""
+    """Raised for a task plugin that cannot be registered."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"task {shown(name)}: {reason}")
@@ -170,7 +170,7 @@ class EventDecodeError(ContractError):
 
 
 class EnvFaultError(EsperError):
-    """Raised when an env cannot go on; the engine quarantines it."""
+    """Raised when an env cannot continue; the engine quarantines it."""
 
     exit_code = ExitCode.FAILED
 
@@ -204,13 +204,13 @@ class TelemetryLostError(EsperError):
 
 
 class InterruptedRunError(EsperError):
-    """Raised when a run ends early because it was told to."""
+    """Raised when a run ends early because a stop was requested."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 def shown(value: object) -> str:
-    """Render a foreign value for a message: quoted, on one line, bounded."""
+    """Format an external value for a message: quoted, on one line, of limited length."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"
 

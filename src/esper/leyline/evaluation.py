@@ -1,4 +1,4 @@
-"""What an evaluation reports: a frozen controller's envs, one by one and in the mean."""
+"""Evaluation results of a frozen controller: per env, and the mean over envs."""
 
 import msgspec
 
@@ -8,17 +8,17 @@ __all__ = ["EnvScore", "EvaluationReport", "MeanScore"]
 
 
 class EnvScore(msgspec.Struct, frozen=True, kw_only=True):
-    """What one env came to."""
+    """The result of one env."""
 
     seed: int
     env_id: int
     test_accuracy_pct: float | None
-    """On data that no decision has seen; None for an env that broke."""
+    """On the test split, which no decision depends on; None for a failed env."""
     test_loss: float | None
     num_params_added: int
     """Parameters of the seeds at the end."""
     episode: EpisodeRecord
-    """What the validation split and the rewards say: accuracy, seeds, reward, rollbacks."""
+    """Validation accuracy, seed counts, total reward and rollbacks of the episode."""
 
 
 class MeanScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +35,13 @@ class MeanScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a frozen controller makes of fresh envs."""
+    """The results of a frozen controller on new envs."""
 
     task: str
     controller: str
-    """Who decides: ppo, heuristic, random, wait or periodic."""
+    """The controller: ppo, heuristic, random, wait or periodic."""
     is_greedy: bool
-    """Took the likeliest choices instead of sampling them."""
+    """Actions are the most probable ones instead of samples."""
     rounds_trained: int | None
     """Rounds that the policy has learned from; None without a checkpoint."""
     seeds: tuple[int, ...]

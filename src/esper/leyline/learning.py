@@ -1,4 +1,4 @@
-"""How policies learned: curves over the rounds of training runs, and what was said of each run."""
+"""Learning curves over the rounds of training runs, and the verdict on each run."""
 
 from typing import TypeAlias
 

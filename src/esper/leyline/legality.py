@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 GERMINATION_BLOCKING_STAGES: Final = COOLDOWN_STAGES | {Stage.GERMINATED, Stage.TRAINING}
-"""A seed in one of these, in any slot, keeps all others from germinating.
+"""A seed in one of these stages, in any slot, blocks germination in all slots.
 
-Seeds are developed one at a time, and a prune has to be waited out: otherwise a policy can live on
-germinating and pruning.
+Seeds are developed one at a time, and a prune is followed by a cooldown: otherwise a policy could
+collect reward by repeatedly germinating and pruning.
 """
 
 
 class OpRule(msgspec.Struct, frozen=True, kw_only=True):
-    """What an op asks of its target slot."""
+    """The preconditions of an op on its target slot."""
 
     stages: frozenset[Stage] = frozenset()
     """Stages of a seed that the op may be aimed at."""
@@ -55,7 +55,7 @@ OP_RULES: Final[Mapping[Op, OpRule]] = {
     Op.FOSSILIZE: OpRule(stages=frozenset({Stage.HOLDING})),
     Op.ADVANCE: OpRule(stages=ADVANCEABLE_STAGES),
 }
-"""One row per op. Gates are asked when the op runs, so no row knows of them."""
+"""One row per op. Gates are evaluated when the op runs and are not part of this table."""
 
 
 class ActionRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,17 +69,17 @@ class ActionRules(msgspec.Struct, frozen=True, kw_only=True):
     """Seeds alive or fossilized at once; None is unlimited."""
 
     def is_enabled(self, op: Op) -> bool:
-        """Tell whether this run has the op at all."""
+        """Return whether the op is enabled in this run."""
         return not (op is Op.ADVANCE and self.lifecycle.is_advance_disabled)
 
 
 def is_legal(action: ActionSpec, reports: Sequence[SeedReport], rules: ActionRules) -> bool:
-    """Tell whether the action may be tried on an env whose occupied slots are `reports`."""
+    """Return whether the action may be tried on an env whose occupied slots are `reports`."""
     return illegality(action, reports, rules) is None
 
 
 def illegality(action: ActionSpec, reports: Sequence[SeedReport], rules: ActionRules) -> str | None:
-    """Return why the action may not be tried, or None; heads without effect are not looked at."""
+    """Return why the action may not be tried, or None; heads without effect are ignored."""
     if action.slot_id not in rules.slot_ids:
         return f"slot {action.slot_id!r} is not enabled"
     if not rules.is_enabled(action.op):

@@ -18,7 +18,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     schema_version: int
     """Of the events."""
     command: str
-    """Who decides: ppo, heuristic, random, wait or periodic."""
+    """The controller: ppo, heuristic, random, wait or periodic."""
     job: Job
     """What was run; paths are shortened to their last part, the token is left out."""
     versions: dict[str, str]

@@ -1,4 +1,4 @@
-"""What engine, control and trainer tell each other within a round.
+"""The messages exchanged by engine, control and trainer within a round.
 
 Ids, numbers, reports and actions only, never a live module: every message could cross the edge of
 a process. Tuples over envs are in env order, and a quarantined env has None in its place.
@@ -46,7 +46,7 @@ class Phase(StrEnum):
 
 
 class EnvFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """An env broke; it is quarantined for the rest of the round."""
+    """An env failed; it is quarantined for the rest of the round."""
 
     env_id: int
     phase: Phase
@@ -59,18 +59,18 @@ class EnvFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PanicReason(StrEnum):
-    """Why a host is given up."""
+    """Why a host is rolled back."""
 
     NAN = "nan"
     """The loss is not finite."""
     LOBOTOMY = "lobotomy"
-    """A host that knew something guesses again."""
+    """The loss of a trained host is back at the random-guess level."""
     DIVERGENCE = "divergence"
     """The loss exploded for several steps in a row."""
 
 
 class Panic(msgspec.Struct, frozen=True, kw_only=True):
-    """The governor's verdict that asks for a rollback."""
+    """The governor's decision that a rollback is needed."""
 
     reason: PanicReason
     loss: float
@@ -102,11 +102,11 @@ class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
     train_samples: int
     val_samples: int
     alarms: tuple[Payload, ...] = ()
-    """Gradient anomalies and the like that the passes came across."""
+    """Gradient anomalies and similar events detected during the passes."""
 
 
 class EnvTestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one env's network is worth on data that no decision has seen."""
+    """One env's result on the test split, which no decision depends on."""
 
     env_id: int
     loss: float
@@ -121,13 +121,13 @@ class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     envs: tuple[EnvEvidence | None, ...]
     failures: tuple[EnvFailure, ...] = ()
-    """Envs that broke since the last message."""
+    """Envs that failed since the last message."""
     feeder_wait_s: float = 0.0
     """How long the lanes, all together, had no batch to train on."""
 
 
 class DecisionDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision came about, for whoever looks at the policy."""
+    """Details of a decision, for diagnosing the policy."""
 
     value_estimate: float | None
     op_probabilities: dict[str, float | None]
@@ -136,7 +136,7 @@ class DecisionDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What every env shall do; an env that panicked is rolled back instead."""
+    """The action of every env; an env that panicked is rolled back instead."""
 
     round: int
     step: int
@@ -160,7 +160,7 @@ class RollbackReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PenaltyOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a rollback's penalty."""
+    """How a rollback's penalty was attributed."""
 
     blamed_step: int | None
     """The step that took it; None when the segment had none."""
@@ -177,7 +177,7 @@ class LstmRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one env's decision, and how the env stands after the step's tick."""
+    """The result of one env's decision, and the env's state after the step's tick."""
 
     env_id: int
     outcome: ActionOutcome
@@ -185,7 +185,7 @@ class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
     action_events: tuple[Payload, ...]
     """What the action caused, causal chain included, in order."""
     tick_events: tuple[Payload, ...]
-    """What the passing of the step caused."""
+    """Events caused by the tick at the end of the step."""
     reports: tuple[SeedReport, ...]
     """After the tick: what the next step would start from."""
     num_auto_prunes: int
@@ -196,7 +196,7 @@ class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActionExecutionResult(msgspec.Struct, kw_only=True):
-    """What became of the decisions of one lane's envs, in env order.
+    """The results of the decisions of one lane's envs, in env order.
 
     The `post_action_*` lists have one entry per truncated target and are empty before the last
     step of an episode.
@@ -212,7 +212,7 @@ class ActionExecutionResult(msgspec.Struct, kw_only=True):
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one step's decisions: the results of all lanes, joined in env order."""
+    """The results of one step's decisions: those of all lanes, merged in env order."""
 
     round: int
     step: int
@@ -234,8 +234,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_forced: tuple[bool, ...]
     """WAIT was the only legal op."""
     penalties: tuple[PenaltyOutcome | None, ...]
-    """What became of the penalties of this step's rollbacks."""
+    """How the penalties of this step's rollbacks were attributed."""
     alarms: tuple[tuple[int, Payload], ...] = ()
     """Suspicions about rewards, by env."""
     ended: tuple[EpisodeRecord, ...] = ()
-    """Episodes that are over with this step, those of envs that broke included."""
+    """Episodes that end with this step, including those of failed envs."""

@@ -31,7 +31,7 @@ class TrainingStarted(Payload, frozen=True, kw_only=True):
     esper_version: str
     schema_version: int
     controller: str
-    """Who decides: ppo, heuristic, random, wait or periodic."""
+    """The controller: ppo, heuristic, random, wait or periodic."""
     task: str
     preset: str | None
     data_source: str
@@ -57,7 +57,7 @@ class TrainingStarted(Payload, frozen=True, kw_only=True):
     torch_version: Volatile[str]
     resumed_from_round: Volatile[int | None]
     """None in a log, as that of a resumed run equals that of one that was never interrupted;
-    CHECKPOINT_LOADED tells where a run went on, and views put it here."""
+    CHECKPOINT_LOADED reports where a run was resumed, and views fill it in here."""
 
 
 class RunFinished(Payload, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class CheckpointSaved(Payload, frozen=True, kw_only=True):
 
 
 class CheckpointLoaded(Payload, frozen=True, kw_only=True):
-    """A run goes on from a checkpoint (operational)."""
+    """A run was resumed from a checkpoint (operational)."""
 
     rounds_completed: int
     log_seq: int
@@ -95,7 +95,7 @@ class CheckpointLoaded(Payload, frozen=True, kw_only=True):
 
 
 class EnvFailed(Payload, frozen=True, kw_only=True):
-    """An env broke and is quarantined for the rest of the round."""
+    """An env failed and is quarantined for the rest of the round."""
 
     phase: str
     """What the lane was doing: `train`, `validate`, `apply` or `build`."""
@@ -107,7 +107,7 @@ class EnvFailed(Payload, frozen=True, kw_only=True):
 
 
 class LaneStalled(Payload, frozen=True, kw_only=True):
-    """A lane gave no sign of life within the deadline (operational)."""
+    """A lane recorded no heartbeat within the deadline (operational)."""
 
     lane: str
     silent_s: float
@@ -175,7 +175,7 @@ class HeadChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LastAction(Payload, frozen=True, kw_only=True):
-    """One env's decision of this step and what became of it."""
+    """One env's decision of this step and its result."""
 
     op: str
     effective_op: str
@@ -209,7 +209,7 @@ class CoalitionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CounterfactualMatrixComputed(Payload, frozen=True, kw_only=True):
-    """Which seeds are worth what: accuracies of the coalitions that were evaluated."""
+    """Accuracies of the evaluated coalitions of seeds, from which contributions follow."""
 
     strategy: str
     """`full_factorial` or `leave_one_out`."""
@@ -219,7 +219,7 @@ class CounterfactualMatrixComputed(Payload, frozen=True, kw_only=True):
 
 
 class CounterfactualUnavailable(Payload, frozen=True, kw_only=True):
-    """Seeds are active, but their worth could not be measured this step."""
+    """Seeds are active, but their contributions could not be measured this step."""
 
     slot_ids: tuple[str, ...]
     reason: str
@@ -254,7 +254,7 @@ class GradientAnomaly(Payload, frozen=True, kw_only=True):
 
 
 class ObservationStats(Payload, frozen=True, kw_only=True):
-    """What the policy was shown this step, over all envs."""
+    """Statistics of the policy's observations in this step, over all envs."""
 
     host_mean: Measured
     host_std: Measured
@@ -294,7 +294,7 @@ class SeedGerminated(Payload, frozen=True, kw_only=True):
 
 
 class SeedGateEvaluated(Payload, frozen=True, kw_only=True):
-    """A gate was asked, whether it let the seed pass or not."""
+    """A gate was evaluated, whether or not the seed passed."""
 
     slot_id: str
     seed_id: str
@@ -347,7 +347,7 @@ class SeedPruned(Payload, frozen=True, kw_only=True):
 
 
 class GovernorRollback(Payload, frozen=True, kw_only=True):
-    """An env's host was put back to its last good snapshot."""
+    """An env's host was restored to its last good snapshot."""
 
     reason: str
     """`nan`, `lobotomy` or `divergence`."""
@@ -436,7 +436,7 @@ class EpisodeOutcome(Payload, frozen=True, kw_only=True):
 
 
 class BatchEpochCompleted(Payload, frozen=True, kw_only=True):
-    """A round is over: the commit barrier for whoever aggregates."""
+    """A round is complete: the commit barrier for consumers that aggregate."""
 
     episodes_completed: int
     mean_accuracy_pct: Measured
@@ -522,7 +522,7 @@ class PhaseProfileCompleted(Payload, frozen=True, kw_only=True):
 
 
 class BlueprintScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of the seeds of one blueprint so far."""
+    """Results of the seeds of one blueprint so far."""
 
     blueprint: str
     num_germinated: int
@@ -661,7 +661,7 @@ class PPOUpdateCompleted(Payload, frozen=True, kw_only=True):
     entropy_coef: float
     value_coef: float
     num_updates: int = 1
-    """PPO updates that the round made on its rollout; the figures sum all of them up."""
+    """PPO updates made on the round's rollout; the metrics cover all of them."""
     num_optimizer_steps: int
     num_finiteness_skips: int
     kl_stop_epoch: int | None
@@ -684,7 +684,7 @@ class LayerGradient(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LayerGradientsCollected(Payload, frozen=True, kw_only=True):
-    """The policy's gradients layer by layer, for a close look after an anomaly."""
+    """The policy's gradients per layer, for diagnosis after an anomaly."""
 
     layers: tuple[LayerGradient, ...]
     num_dead: int
@@ -735,7 +735,7 @@ class GradientPathologyDetected(Payload, frozen=True, kw_only=True):
 
 
 class EntropyCollapseDetected(Payload, frozen=True, kw_only=True):
-    """A head has all but stopped exploring."""
+    """A head's entropy is below its collapse threshold."""
 
     head: str
     entropy: Measured
@@ -761,7 +761,7 @@ class LstmAnomalyDetected(Payload, frozen=True, kw_only=True):
 
 
 class RewardHackingSuspected(Payload, frozen=True, kw_only=True):
-    """A seed is paid for more than it is worth."""
+    """A seed may be rewarded for more than its own share of the gain."""
 
     pattern: str
     """`attribution_ratio` or `ransomware`."""

@@ -176,18 +176,18 @@ class LossRewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class SlotStage(msgspec.Struct, frozen=True, kw_only=True):
-    """As much of an occupied slot as shaping looks at."""
+    """The properties of an occupied slot that reward shaping uses."""
 
     stage: Stage
     steps_in_stage: int
 
 
 class SlotMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reward of one step tells that of the next about a slot."""
+    """Per-slot state carried from one step's reward to the next."""
 
     slot_id: str
     seed_id: str
-    """What is remembered of a seed never passes to its successor."""
+    """State is never carried over to another seed in the same slot."""
     alpha: float
     num_params: int
     escrow_credit: float = 0.0
@@ -197,14 +197,14 @@ class SlotMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reward of one step tells that of the next; the rewards keep nothing themselves."""
+    """State carried from one step's reward to the next; reward functions are stateless."""
 
     potential: float = 0.0
     """The shaping potential of the state that the step starts from; an empty network's is 0."""
     slots: tuple[SlotMemory, ...] = ()
 
     def of(self, slot_id: str, seed_id: str) -> SlotMemory | None:
-        """Return what is remembered of this seed in this slot."""
+        """Return the state of this seed in this slot."""
         key = (slot_id, seed_id)
         matches = (slot for slot in self.slots if (slot.slot_id, slot.seed_id) == key)
         return next(matches, None)
@@ -230,12 +230,12 @@ class SeedRewardInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_fossil(self) -> bool:
-        """Tell whether the seed is kept for good."""
+        """Return whether the seed is fossilized."""
         return self.stage is Stage.FOSSILIZED
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether the slot still holds a seed that is not a fossil."""
+        """Return whether the slot still holds a seed that is not a fossil."""
         return not self.is_fossil and self.stage not in COOLDOWN_STAGES
 
 
@@ -273,7 +273,7 @@ class RewardInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_last_step(self) -> bool:
-        """Tell whether the episode ends with this step."""
+        """Return whether the episode ends with this step."""
         return self.step == self.num_steps - 1
 
     @property
@@ -283,7 +283,7 @@ class RewardInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fossils(self) -> tuple[SeedRewardInputs, ...]:
-        """Return the seeds that are kept for good."""
+        """Return the fossilized seeds."""
         return tuple(seed for seed in self.seeds if seed.is_fossil)
 
     def target(self) -> SeedRewardInputs | None:
@@ -331,7 +331,7 @@ class RewardComponents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HackingPattern(StrEnum):
-    """A way of being paid for more than one is worth."""
+    """A pattern in which a seed is rewarded for more than its own share of the gain."""
 
     ATTRIBUTION_RATIO = "attribution_ratio"
     """Removing the seed costs far more than its own share of the gain."""

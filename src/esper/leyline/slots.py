@@ -52,7 +52,7 @@ class Surface(IntEnum):
 
 
 class InjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in a host where a seed can grow. Seeds never learn height or width."""
+    """A place in a host where a seed can grow. Seeds do not depend on height or width."""
 
     slot_id: str
     channels: int
@@ -64,7 +64,7 @@ class InjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Depth from 0 to 1, for display only."""
 
     def __post_init__(self) -> None:
-        """Refuse a spec that no host could mean."""
+        """Raise for an invalid slot id or a value out of range."""
         parse_slot_id(self.slot_id)
         start, end = self.layer_range
         checks = (

@@ -96,7 +96,7 @@ GATE_FOR_TARGET: Final[Mapping[Stage, Gate]] = {
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gate said, check by check."""
+    """The result of a gate, with the checks that passed and failed."""
 
     gate: Gate
     target: Stage
@@ -111,7 +111,7 @@ class LifecycleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Every threshold and duration of the lifecycle, in steps, percentage points or ratios."""
 
     permissive: bool = True
-    """Permissive gates ask for dwell and health; strict ones ask for improvement as well."""
+    """Permissive gates require dwell time and health; strict ones require improvement as well."""
     auto_forward: tuple[Gate, ...] = ()
     """Gates that the slot tries by itself on each tick; G1, G2 and G3 may stand here."""
     min_training_steps: int = 10
@@ -129,12 +129,12 @@ class LifecycleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_advance_disabled(self) -> bool:
-        """Tell whether every advance happens by itself, so that ADVANCE is no decision."""
+        """Return whether all gates advance automatically, which disables the ADVANCE op."""
         return {Gate.G1, Gate.G2, Gate.G3} <= set(self.auto_forward)
 
 
 def is_legal_transition(from_stage: Stage, to_stage: Stage) -> bool:
-    """Tell whether the lifecycle has this edge."""
+    """Return whether the lifecycle has this transition."""
     return to_stage in TRANSITIONS[from_stage]
 
 

@@ -33,7 +33,7 @@ Settings: TypeAlias = Mapping[str, object]
 
 
 class TaskKind(StrEnum):
-    """What the host is asked for."""
+    """The kind of learning problem."""
 
     CLASSIFICATION = "classification"
     LANGUAGE_MODEL = "language_model"
@@ -123,7 +123,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_held_out: int | None = None
     """Images of the validation and of the test split, spread evenly over them; None takes all."""
     baseline_loss: float
-    """Loss of a guess."""
+    """Loss of a random guess."""
     target_loss: float
     loss_delta_std: float
     loss_rent_weight: float = 0.05
@@ -148,8 +148,8 @@ _SMALL_POLICY: Final[Settings] = {"lstm_hidden_dim": 64, "feature_dim": 64}
 _GROWTH: Final[Settings] = {
     "n_envs": 8,
     "max_epochs": 40,
-    # Paid at the end for accuracy and for fossils that are worth keeping: the dense modes pay a
-    # seed step by step for as long as it is not kept, so that a policy learns to keep none.
+    # A terminal reward for accuracy and contributing fossils: the dense modes reward a seed at
+    # every step until it is fossilized, so that a policy learns never to fossilize.
     "reward_mode": "simplified",
     "lr": 2e-3,
     "target_kl": 0.03,
@@ -225,8 +225,8 @@ _DIGITS: Final = TaskSpec(
     summary="1,797 handwritten digits of 8x8 pixels, shipped with Esper; a host too small for them",
     kind=TaskKind.CLASSIFICATION,
     dataset="digits",
-    # Kernels of one pixel: alone the host sees no neighbours and stops at a third right, while a
-    # seed that looks around takes it to three quarters. Growth is what there is to learn here.
+    # 1x1 convolutions: without seeds the host's receptive field grows by pooling only and its
+    # accuracy stays near one third; with a 3x3 seed it reaches three quarters.
     host=_short_sighted_host(image_size=8),
     host_lr=0.01,
     seed_lr=0.005,
@@ -235,7 +235,7 @@ _DIGITS: Final = TaskSpec(
     defaults={
         "slots": DEFAULT_SLOT_IDS,
         **_GROWTH,
-        # Two minutes on two cores, in which a policy learns to keep what it grows.
+        # About two minutes on two cores, enough for a policy to learn to fossilize its seeds.
         "n_episodes": 8,
         "entropy_coef": 0.03,
         "value_warmup_batches": 0,
@@ -246,7 +246,7 @@ _DIGITS: Final = TaskSpec(
 
 _FASHION: Final = TaskSpec(
     name="fashion_mnist",
-    summary="Fashion-MNIST, 28x28 grey images of clothes",
+    summary="Fashion-MNIST, 28x28 grayscale images in 10 classes",
     kind=TaskKind.CLASSIFICATION,
     dataset="fashion_mnist",
     host=_short_sighted_host(image_size=28),
@@ -262,7 +262,8 @@ _FASHION_GROWTH: Final = msgspec.structs.replace(
     _FASHION,
     name="fashion_growth",
     summary="Fashion-MNIST at 14x14, 1,280 images a step, 1,000 to judge by: growth on a laptop",
-    # Half as wide as they come: a third of the time, and a seed sees more of a garment.
+    # At 14x14 a step takes a third of the time, and a seed's receptive field covers a larger part
+    # of the image.
     host=_short_sighted_host(image_size=14),
     max_train_batches=10,
     max_held_out=1000,
@@ -373,8 +374,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
         ),
         _preset(
             "fashion_growth",
-            "the same on clothes",
-            # A third as many rounds: by then a policy keeps nearly all that it plants.
+            "the same settings on Fashion-MNIST at 14x14",
+            # A third as many rounds: by then a policy fossilizes nearly all seeds it germinates.
             **{**_GROWTH, **_GROWTH_COURSE, "n_episodes": 12},
         ),
         _preset("cifar_baseline", "CIFAR-10 with broad exploration", **_EXPLORING),

@@ -64,7 +64,7 @@ class TelemetryLevel(IntEnum):
 
 
 class Severity(StrEnum):
-    """How much an event should worry its reader."""
+    """The severity of an event."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -74,7 +74,7 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Return the position from mild to grave."""
+        """Return the rank, from least to most severe."""
         return tuple(Severity).index(self)
 
 
@@ -84,7 +84,7 @@ class Channel(StrEnum):
     RUN = "run"
     """Part of the run: the same lines for the same seed."""
     OPERATIONAL = "operational"
-    """About this execution of the run: who watched, what stalled."""
+    """About this execution of the run: lagging subscribers, stalled lanes."""
 
 
 class CountClass(StrEnum):
@@ -97,11 +97,11 @@ class CountClass(StrEnum):
     SEEDED = "seeded"
     """The same for the same configuration on the same kind of machine."""
     ENVIRONMENT = "environment"
-    """Depends on hardware or on who watches; never compared."""
+    """Depends on hardware or on connected subscribers; never compared."""
 
 
 class CountPer(StrEnum):
-    """The unit of which a type has one event, as its closed form tells."""
+    """The unit of which a type has one event, from which its closed form follows."""
 
     RUN = "run"
     CHECKPOINT = "checkpoint"
@@ -416,7 +416,7 @@ def nonfinite_paths(payload: msgspec.Struct) -> tuple[str, ...]:
 
 
 def _is_plainly_finite(payload: msgspec.Struct) -> bool:
-    """Tell whether one look is enough: nearly all payloads are flat, and their numbers finite."""
+    """Return whether all floats are direct fields and finite: a fast path for most payloads."""
     for name in _fields_with_floats(type(payload)):
         item = getattr(payload, name)
         if item is not None and not (type(item) is float and math.isfinite(item)):
@@ -442,7 +442,7 @@ def _walk_nonfinite(value: object, path: str) -> Iterator[str]:
 
 @cache
 def _fields_with_floats(struct: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the fields a float can hide in, so that strings and ints cost nothing."""
+    """Return the fields that may contain a float, so that all others are skipped."""
     return tuple(
         field.name
         for field in msgspec.structs.fields(struct)
@@ -488,7 +488,7 @@ def _walk_volatile(node: msgspec.inspect.Type, path: str) -> Iterator[str]:
 def events_schema() -> dict[str, Any]:
     """Return the JSON Schema of a line of `events.jsonl` or `operational.jsonl`."""
     schema = msgspec.json.schema(_EVENT_UNION)
-    # Defaults of tuples stand there as tuples, which JSON does not know.
+    # Default values may be tuples, which JSON does not have; a round trip makes them lists.
     schema = decode_json(msgspec.json.encode(schema))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -48,7 +48,7 @@ def batch_size_for(task: TaskSpec, config: TrainingConfig, num_train: int) -> in
 
 
 def is_augmented(dataset: TensorDataset, config: TrainingConfig) -> bool:
-    """Tell whether training crops and flips: preloaded sets only do where that was asked for."""
+    """Return whether training crops and flips: preloaded sets only do where that was asked for."""
     return dataset.crop_padding > 0 and (not config.gpu_preload or config.gpu_preload_augment)
 
 

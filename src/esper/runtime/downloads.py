@@ -32,7 +32,7 @@ class Checksum:
     hexdigest: str
 
     def matches(self, path: Path) -> bool:
-        """Tell whether the file has this digest."""
+        """Return whether the file has this digest."""
         with path.open("rb") as stream:
             # Publishers of old data sets give MD5 only, which suffices to detect corruption.
             digest = hashlib.new(self.algorithm, usedforsecurity=False)

@@ -87,7 +87,7 @@ class TaskRegistry:
         return self._tasks[task_named(name, self.all_tasks()).name]
 
     def is_installed(self, name: str) -> bool:
-        """Tell whether every process knows the task, and not only this one."""
+        """Return whether every process knows the task, and not only this one."""
         self._ask_plugins()
         return name in self._installed
 
@@ -129,7 +129,7 @@ def all_tasks() -> Mapping[str, TaskSpec]:
 
 
 def is_installed_task(name: str) -> bool:
-    """Tell whether every process knows the task, and not only this one."""
+    """Return whether every process knows the task, and not only this one."""
     return _REGISTRY.is_installed(name)
 
 

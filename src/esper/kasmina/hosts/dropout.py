@@ -27,7 +27,7 @@ class SeededDropout(nn.Module):
 
     @property
     def is_active(self) -> bool:
-        """Tell whether the next call will drop anything."""
+        """Return whether the next call will drop anything."""
         return self.training and self.probability > 0
 
     def forward(self, x: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ class PeriodicController:
 
 
 def _is_ready(report: SeedReport) -> bool:
-    """Tell whether asking the gate makes sense: a ramp under way cannot pass it."""
+    """Return whether asking the gate makes sense: a ramp under way cannot pass it."""
     return report.stage is not Stage.BLENDING or report.alpha.is_at_target
 
 
