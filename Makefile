@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SITE_STAMP := $(VENV)/.installed-docs
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup run test check floors schema docs bench soak evidence clean
+.PHONY: setup run test check floors schema docs site bench soak evidence clean
 
 setup: $(STAMP)
 
@@ -40,6 +41,14 @@ docs: setup  ## Write the generated pages again.
 	$(BIN)/python -m tools.generate_lifecycle_docs
 	$(BIN)/python -m tools.generate_observation_docs
 
+# Sphinx is installed here only, so that `make setup` stays small.
+$(SITE_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	touch $(SITE_STAMP)
+
+site: $(SITE_STAMP)  ## Build the documentation as HTML in docs/_site; warnings are errors.
+	$(BIN)/python -m sphinx -W --keep-going --quiet --builder html docs docs/_site
+
 bench: setup  ## Figures beside their targets; writes docs/performance.md.
 	$(BIN)/python -m tools.bench
 
@@ -50,4 +59,4 @@ evidence: setup  ## Train policies, compare them, write docs/evidence.md; two ho
 	$(BIN)/python -m tools.evidence
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_site
