@@ -21,7 +21,8 @@ from esper.nissa.hub import TelemetryHub
 from esper.nissa.security import Security
 from esper.nissa.server import ServerAddress, build_app, serve
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 LOOPBACK = "127.0.0.1"
 
 
@@ -110,3 +111,34 @@ def test_every_close_code_is_documented_with_its_reason() -> None:
     text = (DOCS / "live_protocol.md").read_text(encoding="utf-8")
     for code in CloseCode:
         assert f"| {code.value} | {code.reason} |" in text
+
+
+def test_index_lists_every_page_in_its_text_and_in_a_toctree() -> None:
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    linked = re.findall(r"\]\((\w+)\.md\)", text)
+    trees = code_blocks("index.md", re.escape("{toctree}"))
+    in_trees = [line for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
+    assert sorted(linked) == sorted(pages)
+    assert sorted(in_trees) == sorted(pages)
+
+
+def test_walks_through_the_source_name_files_and_functions_that_exist() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    (walks,) = re.findall(r"^## Where things happen\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    paths = set(re.findall(r"`([\w/]+\.py)`", walks))
+    missing = [path for path in sorted(paths) if not (ROOT / "src" / "esper" / path).exists()]
+    assert len(paths) > 10
+    assert missing == []
+    for line in walks.splitlines():
+        sources = [
+            (ROOT / "src" / "esper" / path).read_text(encoding="utf-8")
+            for path in re.findall(r"`([\w/]+\.py)`", line)
+        ]
+        # `Class.method`, or a bare function; methods of another object are written `object.call()`.
+        for qualified in re.findall(r"`((?:[A-Z]\w+\.)?_?[a-z]\w*_\w+|[A-Z]\w+\.\w+)`", line):
+            *owner, name = qualified.split(".")
+            assert any(
+                f"def {name}(" in source and all(f"class {item}" in source for item in owner)
+                for source in sources
+            ), f"{qualified} is not defined in the files of: {line}"
