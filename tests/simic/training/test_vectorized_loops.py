@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.nissa.making import wait_until
 from tests.simic.training.runs import lines_of, tiny_job, tiny_run
 
 from esper.leyline.errors import InterruptedRunError
@@ -45,7 +46,8 @@ def test_run_beside_a_loop_leaves_no_thread_behind(tmp_path: Path) -> None:
 
     asyncio.run(_run_inside(tmp_path))
 
-    assert set(threading.enumerate()) <= before
+    # anyio asks its idle worker threads to end when the loop ends, and does not wait for them.
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_run_on_a_thread_is_the_same_run(plain: Path, tmp_path: Path) -> None:
