@@ -47,7 +47,7 @@ def train(
 ) -> None:
     for batch in range(num_batches):
         if isinstance(model, MorphogeneticModel):
-            seeds.follow(model)
+            seeds.sync_with(model)
         host_optimizer.zero_grad()
         seeds.zero_grad()
         loss_of(model, SPECS[topology], seed=batch).backward()
@@ -92,20 +92,20 @@ def test_host_trains_as_if_incubating_seeds_were_not_there(topology: Topology) -
 
 def test_optimizer_is_made_kept_and_dropped_with_its_seed() -> None:
     model, seeds = grown(), SeedOptimizers(lr=0.02)
-    seeds.follow(model)
+    seeds.sync_with(model)
     assert len(seeds) == 0
 
     plant(model.slot("r0c1"))
-    seeds.follow(model)
+    seeds.sync_with(model)
     made = by_slot(seeds)["r0c1"]
     lead(model.slot("r0c1"), Stage.HOLDING)
-    seeds.follow(model)
+    seeds.sync_with(model)
     assert by_slot(seeds) == {"r0c1": made}
     assert (made.defaults["lr"], made.defaults["momentum"]) == (0.02, 0.9)
     assert made.defaults["weight_decay"] == 0
 
     granted(model.slot("r0c1").prune(CAUSE))
-    seeds.follow(model)
+    seeds.sync_with(model)
     assert len(seeds) == 0
 
 
@@ -119,7 +119,7 @@ def test_next_seed_of_a_slot_starts_without_moments() -> None:
         model.tick()
 
     plant(model.slot("r0c1"))
-    seeds.follow(model)
+    seeds.sync_with(model)
 
     assert not by_slot(seeds)["r0c1"].state
 
@@ -146,7 +146,7 @@ def test_moments_of_host_and_other_seeds_survive_every_event(event: str) -> None
             granted(model.slot("r0c1").set_alpha_target(0.5, AT_ONCE))
         case _:
             granted(model.slot("r0c1").prune(CAUSE))
-    seeds.follow(model)
+    seeds.sync_with(model)
 
     after = [moments(host_optimizer), moments(by_slot(seeds)["r0c0"])]
     for left, right in zip(before, after, strict=True):
@@ -163,7 +163,7 @@ def test_fossil_goes_on_training_with_its_moments() -> None:
     past = moments(kept)
 
     granted(model.slot("r0c1").fossilize())
-    seeds.follow(model)
+    seeds.sync_with(model)
     assert by_slot(seeds)["r0c1"] is kept
     assert_equal_lists(moments(kept), past)
     train(model, host_optimizer, seeds, num_batches=1)

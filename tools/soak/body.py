@@ -99,7 +99,7 @@ class BodyWalk:
                 return slot.tick()
 
     def _train_batch(self) -> None:
-        self._seed_optimizers.follow(self._model)
+        self._seed_optimizers.sync_with(self._model)
         self._host_optimizer.zero_grad()
         self._seed_optimizers.zero_grad()
         x = torch.randn((4, 1, 4, 4), generator=self._generator)
