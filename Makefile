@@ -7,7 +7,7 @@ SITE_STAMP := $(VENV)/.installed-docs
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup run test check floors schema docs site bench soak evidence clean
+.PHONY: setup run test check measure floors schema docs site bench soak evidence clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,9 @@ check: setup  ## Style, types and the rules of the house.
 	$(BIN)/mypy
 	$(BIN)/python -m tools.lint_device_sync
 	$(BIN)/python -m pytest -q tests/meta tests/test_import_isolation.py
+
+measure: setup  ## Imports, sizes, cycles, the ways of a decision and an event; fails beyond a limit.
+	$(BIN)/python -m tools.measure_house
 
 floors: setup  ## Try the lowest versions that pyproject.toml allows, in a scratch environment.
 	$(BIN)/python -m tools.floors

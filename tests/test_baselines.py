@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.telemetry import EventType
-from esper.nissa.baselines import read_baseline, write_baseline
-from esper.nissa.diff import diff_paths
-from esper.nissa.validation import validate_run
+from esper.nissa.analysis.baseline_store import read_baseline, write_baseline
+from esper.nissa.analysis.diff import diff_paths
+from esper.nissa.analysis.validation import validate_run
 from esper.scripts.train import main
 
 BASELINES = Path(__file__).resolve().parents[1] / "telemetry" / "baselines"

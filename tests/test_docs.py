@@ -17,9 +17,9 @@ from websockets.exceptions import ConnectionClosed
 from esper.leyline.live import CloseCode
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Draft, Event, EventScope, decode_event
-from esper.nissa.hub import TelemetryHub
-from esper.nissa.security import Security
-from esper.nissa.server import ServerAddress, build_app, serve
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.security import Security
+from esper.nissa.live.server import ServerAddress, build_app, serve
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

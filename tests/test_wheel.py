@@ -95,7 +95,7 @@ def test_wheel_has_every_file_of_the_package_and_no_other(environment: Environme
     assert packed == ours
     needed = {
         "esper/py.typed",
-        "esper/karn/assets/index.html",
+        "esper/karn/web/assets/index.html",
         "esper/runtime/assets/digits-images-idx3-ubyte.gz",
         "esper/simic/assets/digits_growth.pt",
     }

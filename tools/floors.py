@@ -25,18 +25,18 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 TESTS: dict[str, tuple[str, ...]] = {
     "anyio": (
-        "tests/nissa/test_hub.py",
+        "tests/nissa/bus/test_hub.py",
         "tests/simic/training/test_event_loop.py",
         "tests/tolaria/test_lanes.py",
         "tests/tolaria/test_supervisor.py",
     ),
-    "backports-zstd": ("tests/nissa/test_lines.py", "tests/nissa/test_query.py"),
-    "duckdb": ("tests/nissa/test_query.py",),
+    "backports-zstd": ("tests/nissa/reading/test_lines.py", "tests/nissa/reading/test_query.py"),
+    "duckdb": ("tests/nissa/reading/test_query.py",),
     "hatchling": ("tests/test_wheel.py",),
     "msgspec": (
         "tests/leyline/test_jobs.py",
         "tests/leyline/test_telemetry.py",
-        "tests/nissa/test_validation.py",
+        "tests/nissa/analysis/test_validation.py",
     ),
     "numpy": (
         "tests/simic/evaluation/test_statistics.py",
@@ -44,13 +44,16 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/tamiyo/test_features.py",
         "tests/tamiyo/test_masks.py",
     ),
-    "orjson": ("tests/nissa/test_counting.py", "tests/scripts/test_telemetry_count.py"),
-    "plotly": ("tests/karn/test_comparison_page.py", "tests/karn/test_dashboard_browser.py"),
-    "rich": ("tests/karn/test_console.py",),
-    "starlette": ("tests/karn/test_server.py", "tests/nissa/test_security.py"),
+    "orjson": ("tests/nissa/analysis/test_counting.py", "tests/scripts/test_telemetry_count.py"),
+    "plotly": (
+        "tests/karn/report/test_comparison_page.py",
+        "tests/karn/web/test_dashboard_browser.py",
+    ),
+    "rich": ("tests/karn/console/test_console.py",),
+    "starlette": ("tests/karn/web/test_routes.py", "tests/nissa/live/test_security.py"),
     "torch": ("tests/kasmina/test_layers.py", "tests/simic/agent/test_ppo_update.py"),
-    "uvicorn": ("tests/nissa/test_server.py",),
-    "websockets": ("tests/nissa/test_live_client.py", "tests/scripts/test_telemetry_tail.py"),
+    "uvicorn": ("tests/nissa/live/test_server.py",),
+    "websockets": ("tests/nissa/live/test_client.py", "tests/scripts/test_telemetry_tail.py"),
 }
 """The tests that would fail if a dependency were too old, by its normalized name."""
 
@@ -80,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def python_mismatch(pyproject: Mapping[str, Any]) -> str | None:
-    """Return why this interpreter cannot try the floors; the oldest Python has them as wheels."""
+    """Return why this interpreter cannot test the floors; their wheels need the oldest Python."""
     oldest = lowest(Requirement(f"python{pyproject['project']['requires-python']}"))
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if running == oldest:

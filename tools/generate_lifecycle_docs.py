@@ -24,40 +24,41 @@ HEAD = """\
 Generated from the tables in `leyline/stages.py`, `kasmina/lifecycle.py` and `kasmina/gates.py` by
 `python -m tools.generate_lifecycle_docs`; a test fails when this page is stale.
 
-The lifecycle is a pure machine: a state and a request give a new state and effects, which the slot
-applies to its modules before anybody is told. An empty slot has no state; the diagram calls that
-DORMANT. Refused operations change nothing and say why.
+The lifecycle is a pure state machine: a state and an operation give a new state and a list of
+effects. The slot applies the effects to its modules, then emits the events. An empty slot has no
+state, shown as DORMANT in the diagram. A refused operation changes nothing and returns the reason.
 """
 
 TICK = """\
-## Time
+## Ticks
 
-Each step, after its decision, every slot ticks once. A tick first does what the stage asks for and
-then counts, so that at a decision `steps_in_stage` is the number of training passes the seed has
-seen in its stage.
+In each step, after the decision, `tick` is called once for every slot. It first applies the rule of
+the stage and then increments the counters, so that at every decision `steps_in_stage` is the number
+of training passes that the seed has had in its stage.
 
 | stage | what a tick does |
 |---|---|
-| GERMINATED | tries G1 where it is automatic |
-| TRAINING | tries G2 where it is automatic and {min_training_steps} steps have passed |
-| BLENDING | moves alpha one step; at its target a scheduled prune happens, or G3 is tried where \
+| GERMINATED | evaluates G1 if it is automatic |
+| TRAINING | evaluates G2 if it is automatic and {min_training_steps} steps have passed |
+| BLENDING | advances the alpha ramp; at its target, executes a scheduled prune or evaluates G3 if \
 it is automatic |
-| HOLDING, FOSSILIZED | counts only |
-| PRUNED | goes to EMBARGOED |
-| EMBARGOED | goes to RESETTING after {embargo_steps} steps |
+| HOLDING, FOSSILIZED | increments the counters only |
+| PRUNED | moves to EMBARGOED |
+| EMBARGOED | moves to RESETTING after {embargo_steps} steps |
 | RESETTING | empties the slot after {resetting_steps} step |
 
-## In the forward pass
+## Forward and backward pass
 
-| stage | the host sees | the seed sees |
+| stage | output of the slot | input and gradient of the seed |
 |---|---|---|
-| GERMINATED | itself, bit for bit | nothing |
-| TRAINING | itself, bit for bit, gradients and buffers too | detached features, and the gradient \
-of its output as if it were added |
-| BLENDING, HOLDING, FOSSILIZED | host and seed mixed by alpha | features with their gradient |
-| PRUNED, EMBARGOED, RESETTING | itself, bit for bit | nothing (its module is gone) |
+| GERMINATED | the host's features, bit for bit | not evaluated |
+| TRAINING | the host's features, bit for bit; the host's gradients and buffers are unaffected too \
+| detached features; the gradient of its output is computed as if the output were added \
+(straight-through) |
+| BLENDING, HOLDING, FOSSILIZED | host and seed blended by alpha | features with gradient |
+| PRUNED, EMBARGOED, RESETTING | the host's features, bit for bit | removed |
 
-While alpha ramps down, the seed's parameters rest. A fossil goes on training.
+The seed's parameters are frozen while alpha ramps down. A fossilized seed continues to train.
 """
 
 
@@ -98,7 +99,7 @@ def _operations() -> str:
     lines = [
         "## Operations",
         "",
-        "| operation | accepted in | refused while alpha moves | what it does |",
+        "| operation | accepted in | refused during an alpha ramp | effect |",
         "|---|---|---|---|",
     ]
     for operation, rule in OPERATIONS.items():
@@ -108,7 +109,7 @@ def _operations() -> str:
     age = LifecycleRules().min_prune_age_steps
     lines += [
         "",
-        f"The policy may prune a seed from an age of {age} steps on, the governor always.",
+        f"The policy may prune a seed from an age of {age} steps, the governor at any age.",
     ]
     return "\n".join([*lines, ""])
 
@@ -117,9 +118,10 @@ def _gates(rules: dict[str, object]) -> str:
     lines = [
         "## Gates",
         "",
-        "Every check of a gate must hold. What was never measured fails.",
+        "A gate passes if all of its checks hold. A check of a value that was never measured "
+        "fails.",
         "",
-        "| gate | guards | check | asks for | strict | permissive |",
+        "| gate | target stage | check | condition | strict | permissive |",
         "|---|---|---|---|---|---|",
     ]
     for target, gate in GATE_FOR_TARGET.items():

@@ -17,17 +17,18 @@ from esper.tamiyo.features import (
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "observation.md"
 
-INTRODUCTION = f"""# What the policy sees
+INTRODUCTION = f"""# Observations
 
 Generated from `src/esper/tamiyo/features.py` by `python tools/generate_observation_docs.py`.
 
-An observation has {BASE_FEATURES} features of the env and {SLOT_FEATURES} of each slot, slots in \
-action order. Feature k of slot i stands at {BASE_FEATURES} + {SLOT_FEATURES} i + k. Beside it the \
-policy gets each slot's blueprint as an index, -1 for an empty slot.
+The policy's input is one float32 vector per env: {BASE_FEATURES} features of the env, then \
+{SLOT_FEATURES} features of each slot, with slots in action order. Feature k of slot i is at index \
+{BASE_FEATURES} + {SLOT_FEATURES} i + k. In addition the policy gets each slot's blueprint as an \
+index for an embedding, -1 for an empty slot.
 
-An empty slot is all zeros. A reading that was never made, or that is not finite, has a value that \
-no real reading has: {UNMEASURED:g} where readings are not negative, {UNMEASURED_SIGNED:g} where \
-they lie from -1 to 1. Neither is ever mistaken for a measured zero.
+The features of an empty slot are all zero. A missing or non-finite reading is replaced by a value \
+outside the range of real readings, so that it differs from a measured zero: {UNMEASURED:g} where \
+readings are not negative, {UNMEASURED_SIGNED:g} where they are in [-1, 1].
 
 """
 
@@ -41,10 +42,10 @@ def page() -> str:
     """Return the whole page."""
     parts = [
         INTRODUCTION,
-        "## Of the env\n\n",
-        *table(BASE_TABLE, "`signals` unless it says otherwise"),
-        "\n## Of each slot\n\n",
-        *table(SLOT_TABLE, "`SeedReport`"),
+        "## Features of the env\n\n",
+        *table(BASE_TABLE, "path in `signals` unless prefixed"),
+        "\n## Features of each slot\n\n",
+        *table(SLOT_TABLE, "path in `SeedReport`"),
     ]
     return "".join(parts)
 
@@ -67,7 +68,7 @@ def table(features: Iterable[Feature], origin: str) -> Iterator[str]:
 
 
 def formula(feature: Feature) -> str:
-    """Return how a reading x becomes this feature."""
+    """Return the formula that computes the feature from a reading x."""
     if feature.transform is Transform.STEPS:
         return "min(x / episode length, 1)"
     if feature.transform is Transform.SYMLOG:

@@ -74,7 +74,7 @@ def _walk(node: ast.AST, path: Path, function: str) -> Iterator[Offence]:
 
 
 def _is_module(node: ast.Attribute) -> bool:
-    """Tell whether this is torch.cpu or torch.backends.cpu, and no method of a tensor."""
+    """Return whether this is torch.cpu or torch.backends.cpu instead of a tensor's method."""
     return ast.unparse(node) in {"torch.cpu", "torch.backends.cpu"}
 
 

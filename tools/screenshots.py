@@ -16,10 +16,10 @@ from rich.console import Console as RichConsole
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from esper.karn.console import Console
-from esper.karn.report import run_directory_at, write_report
+from esper.karn.console.console import Console
+from esper.karn.report.run_report import run_directory_at, write_report
 from esper.leyline.telemetry import Event, decode_event
-from esper.nissa.lines import find_logs, read_lines
+from esper.nissa.reading.lines import find_logs, read_lines
 
 SIZES = {"wide": (1920, 1080), "laptop": (1280, 800), "phone": (390, 844)}
 CONSOLE_COLUMNS, CONSOLE_LINES = 124, 28

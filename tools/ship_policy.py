@@ -21,7 +21,7 @@ MAX_BYTES: Final = 3_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the policy and return 0, or say why it cannot be shipped."""
+    """Write the policy and return 0, or report why it cannot be shipped."""
     parser = argparse.ArgumentParser(prog="python -m tools.ship_policy", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("name")

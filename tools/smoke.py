@@ -24,7 +24,7 @@ WAIT_S = 100.0
 
 
 def main() -> int:
-    """Go through the commands; the first that does not do its work ends this with an error."""
+    """Run the commands; exit with an error at the first one that fails."""
     folder = Path(sys.argv[1])
     location = Path(esper.__file__)
     if not location.is_relative_to(sys.prefix):
@@ -98,7 +98,7 @@ def call(name: str, *arguments: str) -> str:
 
 
 def expect(is_true: bool, otherwise: str) -> None:
-    """End with a message unless something is so."""
+    """Exit with a message unless the condition holds."""
     if not is_true:
         raise SystemExit(otherwise)
 

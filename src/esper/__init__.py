@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esper.version import __version__
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -10,7 +12,6 @@ __all__ = ["__distribution__", "__version__", "load_grown"]
 
 __distribution__ = "esper-grow"
 """What pip installs; the name `esper` belongs to another project there."""
-__version__ = "0.1.0"
 
 
 def load_grown(path: Path | str) -> "nn.Module":

@@ -1,6 +1,7 @@
 """`train_ppo_vectorized` uses what it is given, whatever the value, and nothing else."""
 
 import io
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from esper.leyline.errors import ConfigError, EsperError, InterruptedRunError
 from esper.leyline.jobs import merge_job
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
-from esper.nissa.run_directory import read_manifest
+from esper.nissa.storage.run_directory import read_manifest
 from esper.runtime.tasks import all_tasks
 from esper.simic.training.vectorized import train_ppo_vectorized
 
@@ -227,6 +228,11 @@ def test_nothing_is_printed_unless_asked_for(
         ({"lr": object()}, r"training\.lr = .*: must be a plain value or a path"),
         ({"n_envs": "four"}, r"training\.n_envs = 'four': expected `int`, got `str`"),
         ({"n_envs": None}, r"training\.n_envs = None: expected `int`, got `null`"),
+        ({"n_envs": 0}, r"training\.n_envs = 0: must be at least 1"),
+        ({"lr": math.inf}, r"training\.lr = inf: must be a finite number"),
+        ({"governor": GovernorConfig(min_samples=1)}, r"governor\.min_samples = 1: must be at"),
+        ({"reward": RewardConfig(drip_fraction=math.nan)}, r"drip_fraction = nan: must be a fin"),
+        ({"lane_deadline_s": 0.0}, r"run\.lane_deadline_s = 0\.0: must be above 0"),
         ({"reward_mode": "dense"}, "must be one of shaped, escrow"),
         ({"reward": {"rent_wait": 1.0}}, "did you mean 'training.reward.rent_weight'"),
     ],

@@ -7,7 +7,7 @@ import msgspec
 from tests.karn.story import RUN_ID
 from tests.nissa.fake_run import FakeRun
 
-from esper.karn.view_feed import ViewFeed
+from esper.karn.view.view_feed import ViewFeed
 
 MANIFEST = msgspec.structs.replace(FakeRun().manifest(), run_id=RUN_ID)
 

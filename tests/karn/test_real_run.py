@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.view_feed import read_run
-from esper.karn.view_model import ViewModel
+from esper.karn.view.view_feed import read_run
+from esper.karn.view.view_model import ViewModel
 from esper.leyline import payloads
 from esper.leyline.actions import Head
 from esper.leyline.telemetry import Event, EventType, decode_event

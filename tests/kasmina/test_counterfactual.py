@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kasmina.bodies import BLUEPRINT, EAGER, SPECS, disturb, generator, grown, inputs, plant
 from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES
-from tools.bench.counterfactual import grown_model, tiled_forward
 
 from esper.kasmina.counterfactual import (
     NOTHING_OFF,
@@ -206,21 +205,6 @@ def test_first_ablation_of_a_partial_alpha_is_the_plain_forward(topology: Topolo
     assert torch.equal(output.logits[0], model(inputs(spec)))
     assert not torch.equal(output.logits[0], output.logits[-1])
     assert torch.equal(output.logits[-1], model.host(inputs(spec)))
-
-
-def test_tiling_the_batch_gives_the_same_answers() -> None:
-    model = grown_model(2)
-    for slot in list(model.all_slots())[:2]:
-        disturb(slot)
-    ablations = full_factorial(model.blended_slots())
-    x = torch.randn((2, 3, 32, 32), generator=generator())
-
-    with torch.inference_mode():
-        tiled = tiled_forward(model, x, ablations)
-        shared = model.fused_forward(x, ablations).logits
-
-    for left, right in zip(tiled, shared, strict=True):
-        torch.testing.assert_close(left, right)
 
 
 def test_ablating_a_seed_equals_pruning_it() -> None:

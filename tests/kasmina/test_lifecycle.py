@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.kasmina.lifecycle_walk import PureWalk
 from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES, REQUEST, measured, seed_in
-from tools.soak.lifecycle import PureWalk
 
 from esper.kasmina import lifecycle
 from esper.kasmina.alpha_controller import parked, retarget

@@ -4,8 +4,8 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from tests.kasmina.lifecycle_walk import AUTO_FORWARD, check_outcome
 from tests.kasmina.seeds import CAUSE, HEALTHY
-from tools.soak.lifecycle import AUTO_FORWARD, check_outcome
 
 from esper.kasmina import lifecycle
 from esper.kasmina.lifecycle import Transition

@@ -21,8 +21,8 @@ from tests.kasmina.bodies import (
     loss_of,
     plant,
 )
+from tests.kasmina.body_walk import BodyWalk
 from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES
-from tools.soak.body import BodyWalk
 
 from esper.kasmina.lifecycle import stage_of
 from esper.kasmina.model import MorphogeneticModel
@@ -250,7 +250,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_changes(damage: str
     model = grown(seed=5)
     before = copy.deepcopy(model.state_dict())
 
-    with pytest.raises(ContractError, match="stored weights do not fit this model: slots"):
+    with pytest.raises(ContractError, match="stored weights do not match this model: slots"):
         model.load_state(stored | {"weights": weights})
 
     assert_same_tensors(model.state_dict(), before)

@@ -251,7 +251,7 @@ def test_germination_that_fails_its_probe_leaves_an_empty_slot(
     slot.emit = told.append
     monkeypatch.setattr(slot_module, "build_seed", lambda *_: nn.Conv2d(4, 5, 1))
 
-    with pytest.raises(ContractError, match="a seed must keep the shape"):
+    with pytest.raises(ContractError, match="a seed must preserve the shape"):
         slot.germinate(REQUEST, generator())
 
     assert (slot.state, slot.seed, slot.gate, slot.num_params) == (None, None, None, 0)

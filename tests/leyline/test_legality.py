@@ -1,7 +1,8 @@
 """The table of legal actions, against a table of its own."""
 
 import pytest
-from tests.tamiyo.states import SLOTS, make_report
+from tests.builders.messages import make_report
+from tests.tamiyo.states import SLOTS
 
 from esper.leyline.actions import ActionSpec, Blueprint, Op, Topology
 from esper.leyline.alpha import AlphaMode, AlphaState

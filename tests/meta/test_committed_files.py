@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.meta.sources import ROOT
+from tools.source_modules import ROOT
 
 from esper.leyline.telemetry import events_schema
 from esper.scripts.telemetry import main

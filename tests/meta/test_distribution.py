@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from tests.meta.sources import ROOT
+from packaging.version import Version
+from tools.source_modules import ROOT, source_modules
 
 import esper
 
@@ -76,3 +77,22 @@ def test_search_for_install_commands_sees_foreign_names(text: str, is_own: bool)
 def test_uv_installs_the_development_tools_by_default() -> None:
     # uv installs the group named dev unless told otherwise; the extra is the list's one home.
     assert PYPROJECT["dependency-groups"]["dev"] == [f"{PROJECT['name']}[dev]"]
+
+
+def test_uvicorn_is_bounded_above_by_the_next_release_that_may_change_its_internals() -> None:
+    # Its protocols have no public hook for a request timeout, nor for where a ping's payload is
+    # drawn from; before 1.0 any minor release may change them. Raise the bound with the pin.
+    internals = [
+        (module.name, name)
+        for module in source_modules()
+        for _, name in module.imported_names()
+        if name.startswith("uvicorn.protocols.")
+    ]
+    assert internals, "no internals are used any more: remove the upper bound and this test"
+    requirement = next(
+        found for found in map(Requirement, PROJECT["dependencies"]) if found.name == "uvicorn"
+    )
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = Version(next(pin for pin in pins if pin.startswith("uvicorn==")).partition("==")[2])
+    assert pinned in requirement.specifier
+    assert f"{pinned.major}.{pinned.minor + 1}" not in requirement.specifier

@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 import pytest
-from tests.meta.sources import source_modules
+from tools.source_modules import source_modules
 
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import (

@@ -3,7 +3,7 @@
 import ast
 import inspect
 
-from tests.meta.sources import source_modules
+from tools.source_modules import source_modules
 
 from esper.leyline.actions import HEAD_SPECS, HEADS, head_sizes
 from esper.leyline.config import RunOptions, TrainingConfig

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from tests.meta.sources import SourceModule, source_modules
+from tools.source_modules import SourceModule, source_modules
 
 ORJSON_USERS = {
-    "esper.karn.page": "the page's import map",
+    "esper.karn.web.page": "the page's import map",
     "esper.leyline.untyped_json": "foreign lines, configuration files, JSON for people, SQL rows",
-    "esper.nissa.foreign": "the form in which foreign lines are compared",
-    "esper.nissa.server": "HTTP answers",
+    "esper.nissa.reading.foreign": "the form in which foreign lines are compared",
+    "esper.nissa.live.server": "HTTP answers",
     "esper.scripts.telemetry": "the event schema",
 }
 """Modules that handle JSON without a type, and what it is."""

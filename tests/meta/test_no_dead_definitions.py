@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tests.meta.sources import SOURCE_ROOT, SourceModule, source_modules
+from tools.source_modules import SOURCE_ROOT, SourceModule, source_modules
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -226,15 +226,14 @@ TOOLS = "read by tools: soaks, benches and the generators of documentation"
 REPLACED = "an option that tests replace: another file system, limit or clock"
 
 ALLOWED: dict[str, str] = {
-    "esper.karn.comparison_tables.differences_table.contrasts": TOOLS,
-    "esper.karn.console._Stream.on_broken_pipe": CALLED,
-    "esper.karn.snapshot.*": WRITTEN,
+    "esper.karn.report.comparison_tables.differences_table.contrasts": TOOLS,
+    "esper.karn.console.console._Stream.on_broken_pipe": CALLED,
+    "esper.karn.view.snapshot.*": WRITTEN,
     "esper.kasmina.blueprints.registry.blueprint_params": LIBRARY,
     "esper.kasmina.blueprints.seed.Seed.birth": TOOLS,
     "esper.kasmina.blueprints.seed.Seed.structure": TOOLS,
     "esper.kasmina.counterfactual.*": TOOLS,
     "esper.kasmina.hosts.dropout.SeededDropout.extra_repr": CALLED,
-    "esper.kasmina.lifecycle.OperationRule.effect": TOOLS,
     "esper.kasmina.model.MorphogeneticModel.num_fossils": TOOLS,
     "esper.leyline.comparison.ArmSummary.*": WRITTEN,
     "esper.leyline.comparison.Estimate.is_above_zero": TOOLS,
@@ -245,20 +244,20 @@ ALLOWED: dict[str, str] = {
     "esper.leyline.rewards.RewardComponents.*": WRITTEN,
     "esper.leyline.slots.InjectionSpec.surface": LIBRARY,
     "esper.load_grown": LIBRARY,
-    "esper.nissa.hub.HubStatistics.*": LIBRARY,
-    "esper.nissa.hub.SinkStatistics.*": LIBRARY,
-    "esper.nissa.hub.flush.timeout_s": LIBRARY,
-    "esper.nissa.journal.Journal.recovery": LIBRARY,
-    "esper.nissa.journal.Recovery.*": LIBRARY,
-    "esper.nissa.journal.cut_back.files": REPLACED,
-    "esper.nissa.run_directory.build_manifest.run_id": REPLACED,
-    "esper.nissa.run_directory.create_run_directory.files": REPLACED,
-    "esper.nissa.run_directory.put_rounds_on_record.files": REPLACED,
-    "esper.nissa.server._*": CALLED,
-    "esper.nissa.server.build_app.max_connections": REPLACED,
-    "esper.nissa.tailing.follow_file.wait": REPLACED,
-    "esper.nissa.testing.RecordingHub*": DOUBLE,
-    "esper.nissa.testing.flush.timeout_s": DOUBLE,
+    "esper.nissa.bus.hub.HubStatistics.*": LIBRARY,
+    "esper.nissa.bus.hub.SinkStatistics.*": LIBRARY,
+    "esper.nissa.bus.hub.flush.timeout_s": LIBRARY,
+    "esper.nissa.storage.journal.Journal.recovery": LIBRARY,
+    "esper.nissa.storage.journal.Recovery.*": LIBRARY,
+    "esper.nissa.storage.journal.cut_back.files": REPLACED,
+    "esper.nissa.storage.run_directory.build_manifest.run_id": REPLACED,
+    "esper.nissa.storage.run_directory.create_run_directory.files": REPLACED,
+    "esper.nissa.storage.run_directory.put_rounds_on_record.files": REPLACED,
+    "esper.nissa.live.server._*": CALLED,
+    "esper.nissa.live.server.build_app.max_connections": REPLACED,
+    "esper.nissa.reading.tailing.follow_file.wait": REPLACED,
+    "esper.nissa.bus.recording_hub.RecordingHub*": DOUBLE,
+    "esper.nissa.bus.recording_hub.flush.timeout_s": DOUBLE,
     "esper.runtime.downloads.download.limit_s": REPLACED,
     "esper.runtime.formats._BoundedReader.readable": CALLED,
     "esper.runtime.tasks.register_task": LIBRARY,

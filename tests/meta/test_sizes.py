@@ -3,17 +3,10 @@
 import ast
 
 import pytest
-from tests.meta.sources import SourceModule, source_modules
-
-MAX_FUNCTION_LINES = 60
-MAX_MODULE_LINES = 800
+from tools.measure_house import MAX_FUNCTION_LINES, MAX_MODULE_LINES, function_sizes
+from tools.source_modules import SourceModule, source_modules
 
 modules = pytest.mark.parametrize("module", source_modules(), ids=lambda module: module.name)
-
-
-def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    body = function.body[1:] if ast.get_docstring(function) else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def is_decorator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -28,17 +21,13 @@ def is_decorator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 @modules
 def test_functions_are_at_most_sixty_lines(module: SourceModule) -> None:
-    long = [
-        f"{module.path}:{function.lineno} {function.name} has {body_lines(function)} lines"
-        for function in module.functions()
-        if body_lines(function) > MAX_FUNCTION_LINES
-    ]
-    assert long == []
+    sizes = function_sizes([module])
+    assert {place: size for place, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
 
 
 @modules
 def test_modules_are_at_most_eight_hundred_lines(module: SourceModule) -> None:
-    assert len(module.text.splitlines()) <= MAX_MODULE_LINES
+    assert module.num_lines <= MAX_MODULE_LINES
 
 
 @modules

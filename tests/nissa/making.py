@@ -14,8 +14,8 @@ from esper.leyline.telemetry import (
     decode_event,
     encode_event,
 )
-from esper.nissa.blocks import Block
-from esper.nissa.files import FileSystem
+from esper.nissa.storage.blocks import Block
+from esper.nissa.storage.files import FileSystem
 
 RUN_ID = "0123abcd"
 

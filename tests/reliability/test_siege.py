@@ -1,6 +1,7 @@
 """The server lets nobody in, whatever is thrown at it, and goes on serving those who may."""
 
 import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,11 +9,9 @@ import pytest
 from tools.soak.frames import Opcode, RawClient, frame_bytes
 from tools.soak.serving import Served, served_hub
 from tools.soak.siege import (
-    NUM_CONNECTIONS,
     PATHS,
     TOKEN,
     connected,
-    has_hung_up,
     header_flood,
     long_line,
     nonsense,
@@ -21,10 +20,19 @@ from tools.soak.siege import (
     rss_bytes,
 )
 
-from esper.nissa.server import ACCEPT_BURST, _TokenBucket
+from esper.nissa.live.server import ACCEPT_BURST, _TokenBucket
 
 MAX_GROWTH_BYTES = 32 << 20
 BEARER = f"Authorization: Bearer {TOKEN}"
+NUM_CONNECTIONS = 200
+
+
+def has_hung_up(client: socket.socket) -> bool:
+    """Wait for the server to end a connection on which it has nothing to say."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +115,7 @@ def test_storm_of_reconnections_leaves_nobody_behind(served: Served) -> None:
 def test_those_who_come_too_fast_wait_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.nissa.server.ACCEPT_BURST", 3)
+    monkeypatch.setattr("esper.nissa.live.server.ACCEPT_BURST", 3)
     with served_hub(tmp_path, max_arrivals_per_s=0.001) as served:
         for _ in range(3):
             with RawClient(served.port) as client:
@@ -122,7 +130,7 @@ def test_those_who_come_too_fast_wait_outside(
 def test_those_who_wait_are_let_in_when_their_time_has_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.nissa.server.ACCEPT_BURST", 1)
+    monkeypatch.setattr("esper.nissa.live.server.ACCEPT_BURST", 1)
     with served_hub(tmp_path, max_arrivals_per_s=20.0) as served:
         patient = [RawClient(served.port) for _ in range(10)]
         assert [client.request() for client in patient] == [101] * 10
@@ -147,7 +155,7 @@ def test_those_who_come_slowly_enough_never_wait() -> None:
 def test_connection_without_a_request_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.nissa.server.REQUEST_GRACE_S", 0.05)
+    monkeypatch.setattr("esper.nissa.live.server.REQUEST_GRACE_S", 0.05)
     with (
         served_hub(tmp_path) as served,
         connected(served.port) as silent,
@@ -161,7 +169,7 @@ def test_connection_without_a_request_is_ended(
 def test_sockets_beyond_the_bound_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.nissa.server.MAX_SOCKETS", 3)
+    monkeypatch.setattr("esper.nissa.live.server.MAX_SOCKETS", 3)
     with served_hub(tmp_path) as served:
         early = [connected(served.port) for _ in range(3)]
         with connected(served.port) as late:

@@ -159,7 +159,7 @@ def test_shorter_pass_begins_like_the_whole_one() -> None:
 
 
 def test_pass_without_a_batch_is_an_error_that_names_the_numbers() -> None:
-    with pytest.raises(InvalidValueError, match=r"batch_size_per_env = 9: .* 40 .*one takes 45"):
+    with pytest.raises(InvalidValueError, match=r"env = 9: 40 training samples .* batch of 45;"):
         SharedBatchIterator(
             numbered_set(), n_envs=5, batch_size_per_env=9, mode=BatchMode.SPLIT, seed=1
         )

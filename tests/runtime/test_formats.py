@@ -40,11 +40,11 @@ def test_idx_file_gives_its_items_plain_or_gzipped(tmp_path: Path, name: str) ->
         (idx()[:-1], "fewer than the 2 items"),
         (idx() + b"x", "more than the 2 items"),
         (idx((2, 4, 3)), r"shape \(4, 3\), not \(3, 4\)"),
-        (idx(kind=13), "no 3-dimensional IDX file"),
-        (idx((24,)), "no 3-dimensional IDX file"),
-        (idx((0, 3, 4), b""), "announces 0 items"),
-        (idx((11, 3, 4)), "announces 11 items"),
-        (idx((2**32 - 1, 3, 4)), "announces 4294967295 items"),
+        (idx(kind=13), "not a 3-dimensional IDX file"),
+        (idx((24,)), "not a 3-dimensional IDX file"),
+        (idx((0, 3, 4), b""), "declares 0 items"),
+        (idx((11, 3, 4)), "declares 11 items"),
+        (idx((2**32 - 1, 3, 4)), "declares 4294967295 items"),
     ],
 )
 def test_idx_file_that_is_not_as_announced_is_refused(
@@ -122,9 +122,9 @@ def test_archive_gives_the_named_files_and_writes_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        ([("one", b"1")], "lacks two"),
+        ([("one", b"1")], "does not contain two"),
         ([("one", b"1"), ("two", b"2" * 11)], "two has 11 bytes"),
-        ([("one", b"1"), ("two", b"2"), ("folder/one", b"3")], "one stands in it twice"),
+        ([("one", b"1"), ("two", b"2"), ("folder/one", b"3")], "one occurs twice"),
         ([("other", bytes(1 << 20))], "holds more than 65536 bytes"),
     ],
 )
@@ -159,7 +159,7 @@ def test_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
         link.linkname = "/etc/hostname"
         archive.addfile(link)
 
-    with pytest.raises(UnreadableFileError, match="lacks one"):
+    with pytest.raises(UnreadableFileError, match="does not contain one"):
         read_archive(path, ["one"], max_file_bytes=10, max_bytes=1 << 16)
 
 

@@ -287,7 +287,7 @@ def test_missing_file_among_others_is_named(tmp_path: Path) -> None:
     del files["data_batch_3.bin"]
     write_files(tmp_path, files)
 
-    with pytest.raises(UnreadableFileError, match=r"data_batch_3\.bin: is missing beside data_b"):
+    with pytest.raises(UnreadableFileError, match=r"data_batch_3\.bin: is missing although data_b"):
         load("cifar_baseline", "auto", tmp_path)
 
 

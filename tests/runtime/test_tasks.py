@@ -103,7 +103,7 @@ def test_held_out_parts_are_no_larger_than_the_task_wants(
 def test_name_that_is_taken_is_refused(registry: TaskRegistry, stripes: ModuleType) -> None:
     stripes.register()
 
-    with pytest.raises(TaskPluginError, match="'stripes': there is a task of this name already"):
+    with pytest.raises(TaskPluginError, match="'stripes': a task of this name already exists"):
         stripes.register()
     with pytest.raises(TaskPluginError, match="'digits'"):
         registry.register(RegisteredTask(spec=TASKS["digits"], load=stripes.load_stripes))

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.nissa.analysis.test_run_profile import index_of
 from tests.nissa.fake_run import FakeRun, write_run
-from tests.nissa.test_run_profile import index_of
 
 from esper.scripts.telemetry import main
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.nissa.fake_run import FakeRun
-from tests.nissa.test_live_client import FakeServer, ServerConnection, event, send, serving
+from tests.nissa.live.test_client import FakeServer, ServerConnection, event, send, serving
 
 from esper.leyline.live import Gap, Subscription
-from esper.nissa import tailing
+from esper.nissa.reading import tailing
 from esper.scripts.telemetry import main
 
 NUM_EVENTS = len(list(FakeRun().lines()))

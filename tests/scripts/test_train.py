@@ -65,7 +65,9 @@ def test_a_shown_configuration_can_be_used_as_a_file(
         (["--set", "lr"], "--set lr: expected KEY=VALUE"),
         (["--set", "=1"], "--set =1: expected KEY=VALUE"),
         (["--slots", "late"], "slot id 'late'"),
-        (["--envs", "0"], "n_envs = 0: must be at least 1"),
+        (["--envs", "0"], "--envs: training.n_envs = 0: must be at least 1"),
+        (["--lr", "nan"], "--lr: training.lr = nan: must be a finite number"),
+        (["--set", "training.gamma=2"], "training.gamma = 2: must be above 0 and at most 1"),
         (["--torch-profiler-wait", "-1"], "torch_wait = -1: must be at least 0"),
         (["--torch-profiler-warmup", "0"], "torch_warmup = 0: must be at least 1"),
         (["--torch-profiler-active", "0"], "torch_active = 0: must be at least 1"),
@@ -95,6 +97,25 @@ def test_a_file_that_is_no_text_is_refused(
     path.write_bytes(b"\xff\xfe\x00")
     assert main(["config", "show", "--config", str(path)]) == 2
     assert "not a text file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("n_envs = 0", "training.n_envs = 0: must be at least 1"),
+        ("lr = -inf", "training.lr = -inf: must be a finite number"),
+        ("reward.drip_fraction = 2", "drip_fraction = 2: must be at least 0 and at most 1"),
+    ],
+)
+def test_a_number_out_of_range_names_the_file_that_sets_it(
+    setting: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"[training]\n{setting}\n")
+    assert main(["config", "show", "--config", str(path), "--rounds", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"esper-train: {path}: training.")
+    assert message in error
 
 
 def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,10 +21,11 @@ from tests.simic.training.runs import (
 )
 
 import esper
-from esper.nissa.validation import validate_run
+from esper.nissa.analysis.validation import validate_run
 from esper.scripts.train import main
 
 TINY = ["--rounds", "1", "--envs", "2", "--episode-length", "3"]
+BUILTIN_EVAL = ["eval", "--checkpoint", "builtin:digits_growth"]
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,9 @@ def test_evaluation_reports_every_env_and_saves_a_network(
         (["ppo", "--data", "real", "--task", "cifar_baseline", "--data-dir", "."], "cifar"),
         (["ppo", "--serve", "0.0.0.0:0"], "--serve-token"),
         (["eval", "--checkpoint", "nowhere.pt"], "nowhere.pt"),
+        ([*BUILTIN_EVAL, "--lanes", "0"], "run.lanes = 0: must be at least 1"),
+        ([*BUILTIN_EVAL, "--lane-deadline", "0"], "run.lane_deadline_s = 0.0: must be above 0"),
+        ([*BUILTIN_EVAL, "--lane-deadline", "nan"], "lane_deadline_s = nan: must be a finite"),
     ],
 )
 def test_bad_input_is_one_sentence_with_code_two_and_creates_nothing(

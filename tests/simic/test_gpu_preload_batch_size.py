@@ -15,7 +15,7 @@ from esper.leyline.config import TrainingConfig
 from esper.leyline.payloads import Throughput
 from esper.leyline.tasks import TASKS, BatchMode
 from esper.leyline.telemetry import EventType
-from esper.nissa.testing import RecordingHub
+from esper.nissa.bus.recording_hub import RecordingHub
 from esper.runtime.batches import (
     MIN_TRAIN_BATCHES,
     SharedBatchIterator,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.leyline.payloads import RewardSummary
 from esper.leyline.telemetry import EventType
-from esper.nissa.testing import RecordingHub
+from esper.nissa.bus.recording_hub import RecordingHub
 from esper.runtime.batches import SharedBatchIterator
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer, ValueNormalizer

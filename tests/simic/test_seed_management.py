@@ -18,7 +18,7 @@ from esper.leyline.payloads import (
 )
 from esper.leyline.stages import Stage
 from esper.leyline.telemetry import Draft, EventScope, EventType, Severity
-from esper.nissa.testing import RecordingHub
+from esper.nissa.bus.recording_hub import RecordingHub
 from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.control.context import HandlerContext
 from esper.simic.control.handlers import HANDLERS

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from tests.simic.training.runs import (
-    digest_of,
     last_checkpoint,
     lines_of,
     tiny_run,
@@ -15,6 +14,7 @@ from tests.simic.training.runs import (
 )
 from tests.simic.training.small_runs import SmallRun, lively_run
 from tests.simic.training.test_resuming import interrupted_run, resume
+from tools.soak.fingerprints import digest_of
 
 from esper.leyline.errors import InvalidValueError
 from esper.leyline.telemetry import EventType

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.tamiyo.states import SLOTS, batches, make_report, make_signals
+from tests.builders.messages import make_report, make_signals
+from tests.tamiyo.states import SLOTS, batches
 
 from esper.leyline.actions import Blueprint, Op, Style
 from esper.leyline.alpha import AlphaMode, AlphaState

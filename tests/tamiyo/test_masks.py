@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tamiyo.states import SLOTS, envs, make_report
+from tests.builders.messages import make_report
+from tests.tamiyo.states import SLOTS, envs
 
 from esper.leyline.actions import (
     HEAD_SPECS,

@@ -12,6 +12,7 @@ from tests.tamiyo.policies import (
 from torch import Tensor
 
 from esper.leyline.actions import HEADS, NUM_OPS, Head, Op
+from esper.leyline.config import TrainingConfig
 from esper.tamiyo.distributions import OP_ROW
 from esper.tamiyo.network import LstmState, PolicyNetwork, PolicySpec
 
@@ -23,7 +24,13 @@ from esper.tamiyo.network import LstmState, PolicyNetwork, PolicySpec
 def test_reference_sizes_have_the_published_number_of_parameters(
     num_slots: int, num_params: int
 ) -> None:
-    spec = PolicySpec(obs_dim=23 + 31 * num_slots, num_slots=num_slots)
+    defaults = TrainingConfig()
+    spec = PolicySpec(
+        obs_dim=23 + 31 * num_slots,
+        num_slots=num_slots,
+        feature_dim=defaults.feature_dim,
+        hidden_dim=defaults.lstm_hidden_dim,
+    )
     network = small_network(spec=spec)
 
     assert sum(parameter.numel() for parameter in network.parameters()) == num_params

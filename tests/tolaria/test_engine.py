@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
+from tests.builders.messages import env_evidence, make_signals
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op
-from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.errors import EnvFaultError, InterruptedRunError, RunFailedError
 from esper.leyline.messages import (
     ActionExecutionResult,
@@ -19,7 +19,6 @@ from esper.leyline.messages import (
     Phase,
     StepDecision,
 )
-from esper.leyline.signals import TrainingSignals
 from esper.tolaria.containment import Place, contained
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.stopping import StopFlag
@@ -40,34 +39,6 @@ class NotedEnv:
     def note(self, text: str) -> None:
         self.log.append(text)
         self.threads.add(threading.get_ident())
-
-
-def signals(step: int) -> TrainingSignals:
-    return TrainingSignals(
-        step=step,
-        train_loss=1.0,
-        train_accuracy_pct=10.0,
-        val_loss=1.0,
-        val_accuracy_pct=10.0,
-        loss_delta=None,
-        accuracy_delta_pp=None,
-        plateau_steps=0,
-        stable_steps=0,
-        is_stabilized=False,
-        best_val_accuracy_pct=10.0,
-        loss_history=(1.0,),
-        accuracy_history=(10.0,),
-    )
-
-
-NOTHING_MEASURED = AttributionEvidence(
-    accuracy_pct=10.0,
-    committed_accuracy_pct=10.0,
-    seeds=(),
-    interactions=(),
-    shapley=(),
-    is_exact=True,
-)
 
 
 class NotingWork:
@@ -101,22 +72,7 @@ class NotingWork:
     def validate(self, env: NotedEnv, step: int, beat: Callable[[], None]) -> EnvEvidence:
         beat()
         self._do(env, f"validate {step}")
-        return EnvEvidence(
-            env_id=env.env_id,
-            signals=signals(step),
-            reports=(),
-            attribution=NOTHING_MEASURED,
-            coalitions=(),
-            strategy="full_factorial",
-            stable_accuracy_pct=10.0,
-            host_params=1,
-            total_params=1,
-            host_gradient_norm=None,
-            became_stable=False,
-            panic=None,
-            train_samples=1,
-            val_samples=1,
-        )
+        return env_evidence(env.env_id, step)
 
     def apply(
         self,
@@ -132,7 +88,7 @@ class NotingWork:
                 result.outcomes.append(self._outcome(env, decision))
                 if decision.is_last_step:
                     result.truncated_bootstrap_targets.append((env.env_id, decision.step))
-                    result.post_action_signals.append(signals(env.env_id))
+                    result.post_action_signals.append(make_signals(step=env.env_id))
                     result.post_action_slot_reports.append(())
                     result.post_action_masks.append((env.env_id % 2 == 0, True))
             beat()
@@ -146,8 +102,8 @@ class NotingWork:
             env_id=env.env_id,
             outcome=ActionOutcome(action=action, effective_op=Op.WAIT, succeeded=True),
             rollback=None,
-            action_events=(),
-            tick_events=(),
+            action_effects=(),
+            tick_effects=(),
             reports=(),
             num_auto_prunes=0,
             lstm_hidden=LstmRow(index=env.env_id),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.meta.sources import source_modules
+from tools.source_modules import source_modules
 
 from esper.tolaria.fences import (
     CpuFence,

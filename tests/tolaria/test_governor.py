@@ -5,6 +5,7 @@ import math
 import msgspec
 import pytest
 import torch
+from tests.builders.messages import make_report, make_signals
 from tests.kasmina.tools import has_same_bits
 from tests.simic.training.envs import (
     HEALTHY,
@@ -17,7 +18,6 @@ from tests.simic.training.envs import (
     poison,
     world_of,
 )
-from tests.tamiyo.states import make_report, make_signals
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.actions import ActionSpec, Blueprint, Op, Topology

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from tests.kasmina.bodies import disturb, generator
 from tools.bench.__main__ import main
 from tools.bench.bare_loop import BareLoop, Order
 from tools.bench.bare_loop import main as run_bare_loop
+from tools.bench.counterfactual import grown_model, tiled_forward
 from tools.bench.replay import EnvStep, Replay, recorded_run
 from tools.bench.results import (
-    BEGIN,
     DOCUMENT,
-    END,
     latest_results,
     refresh_document,
     rendered,
@@ -26,11 +26,12 @@ from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names, quick_n
 from tools.bench.workloads import Workload, run_workload
 from torch import Tensor
 
-from esper.kasmina.counterfactual import NOTHING_OFF
+from esper.kasmina.counterfactual import NOTHING_OFF, full_factorial
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.attribution import Ablation
 
 torch.set_num_threads(1)
+BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
 def test_rows_of_the_bus_are_found() -> None:
@@ -88,7 +89,7 @@ def test_figures_are_kept_and_reach_the_document(tmp_path: Path) -> None:
     refresh_document(document, tmp_path / "results")
     text = document.read_text()
     assert text.startswith(f"before\n{BEGIN}Measured on {stored['date']}")
-    assert "quick form, all rows at first within 1 minutes" in text
+    assert "quick form, complete run in 1 minutes" in text
     assert text.endswith(f"{END}after\n")
     assert "| met | 0.5 | ≤ 1 | ratio |  | on two |" in text
     assert "| short of it | 0.5 | ≥ 1 | ratio | missed |  |" in text
@@ -187,3 +188,18 @@ def test_bare_loop_answers_each_line(
     ready, seconds = capsys.readouterr().out.split()
     assert ready == "ready"
     assert float(seconds) > 0
+
+
+def test_tiling_the_batch_gives_the_same_answers() -> None:
+    model = grown_model(2)
+    for slot in list(model.all_slots())[:2]:
+        disturb(slot)
+    ablations = full_factorial(model.blended_slots())
+    x = torch.randn((2, 3, 32, 32), generator=generator())
+
+    with torch.inference_mode():
+        tiled = tiled_forward(model, x, ablations)
+        shared = model.fused_forward(x, ablations).logits
+
+    for left, right in zip(tiled, shared, strict=True):
+        torch.testing.assert_close(left, right)

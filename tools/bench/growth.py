@@ -1,4 +1,4 @@
-"""Benches without targets: how cost grows with slots, seeds, rounds, levels and subscribers."""
+"""Benchmarks without targets: scaling with slots, seeds, rounds, levels and subscribers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -110,4 +110,4 @@ def rounds(is_quick: bool) -> Iterator[Row]:
         return
     for count in (1, 4) if is_quick else (1, 4, 16):
         peak_mib = peak_kib(_RUN_ROUNDS.format(num_rounds=count)) / 1024
-        yield Row(name=f"G rounds: {count}", measured=peak_mib, unit="MiB at most")
+        yield Row(name=f"G rounds: {count}", measured=peak_mib, unit="MiB, peak")

@@ -36,7 +36,7 @@ def _rows(name: str, runs: Sequence[Counter[str]]) -> Iterator[Row]:
     for package, import_us in medians.most_common(NUM_SHOWN):
         yield Row(name=f"imports of {name}: {package}", measured=import_us / 1e3, unit="ms")
     total_us = statistics.median(run.total() for run in runs)
-    note = f"{len(packages)} packages and modules of the top level"
+    note = f"{len(packages)} top-level packages and modules"
     yield Row(name=f"imports of {name}: all", measured=total_us / 1e3, unit="ms", note=note)
 
 

@@ -1,4 +1,4 @@
-"""How two sides are compared: in turn, on the same machine, at the same time of day."""
+"""Compares two programs by running them alternately on the same machine."""
 
 import atexit
 import statistics
@@ -41,12 +41,12 @@ class Sample:
 
     @property
     def note(self) -> str:
-        """Say how far apart the repetitions are."""
+        """Return the spread of the repetitions as text."""
         return spread(self.values)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Say how many repetitions there were and between which values they lie."""
+    """Return the number of repetitions and their range as text."""
     return f"{len(values)} repetitions, {min(values):.3g} to {max(values):.3g}"
 
 

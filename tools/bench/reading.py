@@ -1,4 +1,4 @@
-"""Benches of the readers: how fast events are counted, and two runs compared."""
+"""Benchmarks of the readers: counting events and comparing runs."""
 
 import math
 import re
@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from tests.nissa.fake_run import FakeRun
 
-from esper.nissa.blocks import Block, CommitRecord, checksum_path
-from esper.nissa.lines import LOG_NAME
-from esper.nissa.writer import MAX_BLOCK_EVENTS
+from esper.nissa.bus.writer import MAX_BLOCK_EVENTS
+from esper.nissa.reading.lines import LOG_NAME
+from esper.nissa.storage.blocks import Block, CommitRecord, checksum_path
 from tools.bench.pairing import Sample
 from tools.bench.rows import Row, bench
 
@@ -85,7 +85,7 @@ def diff_of_long_runs(is_quick: bool) -> Iterator[Row]:
         yield Row(name="E8 diff, memory of all processes", measured=peak, target=128, unit="MiB")
         right.rename(other)
         _change_early(other)
-        yield _seconds_row("E8 diff, parting early", 10.0, differing, num_repeats)
+        yield _seconds_row("E8 diff, early divergence", 10.0, differing, num_repeats)
 
 
 def _write_run(folder: Path, num_bytes: int) -> tuple[Path, Path]:

@@ -1,27 +1,26 @@
-"""Figures kept: one file per day of measuring, and the latest one in docs/performance.md."""
+"""Stores benchmark results, one file per day, and renders the latest in docs/performance.md."""
 
 import json
 import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from esper.nissa.run_directory import cpu_model
+from esper.nissa.storage.run_directory import cpu_model
 from tools.bench.rows import Row
+from tools.markdown import table, with_block
 
 __all__ = ["latest_results", "refresh_document", "rendered", "write_results"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "tools" / "bench" / "results"
 DOCUMENT: Final = ROOT / "docs" / "performance.md"
-BEGIN: Final = "<!-- figures: begin -->\n"
-END: Final = "<!-- figures: end -->\n"
 
 
 def write_results(
@@ -32,15 +31,15 @@ def write_results(
     directory: Path = RESULTS,
     date: str | None = None,
 ) -> Path:
-    """Write the rows and what they were measured on; return the file, the only one of its day.
+    """Write the rows and a description of the machine; return the path of the day's only file.
 
     Args:
-        rows: what was measured.
-        is_quick: whether in the quick form.
-        took_s: how long all rows took; None if these are only some, which take their places among
-            the others of the same day and form.
-        directory: of the files.
-        date: the day, in ISO form; None for today.
+        rows: the measured rows.
+        is_quick: whether they were measured in the quick form.
+        took_s: duration of all rows; None for a subset, which is merged into the results of the
+            same day and form.
+        directory: directory of the files.
+        date: the day in ISO format; None for today.
     """
     date = date or datetime.now(UTC).date().isoformat()
     directory.mkdir(exist_ok=True)
@@ -84,22 +83,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def refresh_document(document: Path = DOCUMENT, directory: Path = RESULTS) -> None:
-    """Put the newest figures between the marks of the document."""
+    """Write the newest figures between the document's markers."""
     text = document.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
     figures = rendered(latest_results(directory))
-    document.write_text(before + BEGIN + figures + END + after, encoding="utf-8")
+    document.write_text(with_block(text, figures), encoding="utf-8")
 
 
 def rendered(results: dict[str, Any]) -> str:
-    """Return a file's figures as Markdown: rows with targets, then how cost grows."""
+    """Render a file's figures as Markdown: rows with targets, then rows without."""
     machine = results["machine"]
     took_s = results["took_s"]
     head = (
-        f"Measured on {results['date']}, the last rows at commit `{results['commit']}`"
+        f"Measured on {results['date']}, latest rows at commit `{results['commit']}`"
         f"{', quick form' if results['is_quick'] else ''}"
-        f"{'' if took_s is None else f', all rows at first within {took_s / 60:.0f} minutes'}: "
+        f"{'' if took_s is None else f', complete run in {took_s / 60:.0f} minutes'}: "
         f"{machine['cpu']}, {machine['cores']} cores, load average {machine['load_average']} at "
         "the end, "
         f"{machine['system']}, Python {machine['python']}, torch {machine['torch']}.\n"
@@ -107,18 +104,11 @@ def rendered(results: dict[str, Any]) -> str:
     judged = [row for row in results["rows"] if row["bound"]]
     growing = [row for row in results["rows"] if not row["bound"]]
     tables = [
-        *_table(("row", "measured", "target", "unit", "", "on what"), map(_judged_cells, judged)),
-        "\n### How cost grows\n",
-        *_table(("what", "measured", "unit", "on what"), map(_growing_cells, growing)),
+        table(("row", "measured", "target", "unit", "", "details"), map(_judged_cells, judged)),
+        "\n### Scaling and other rows without targets\n",
+        table(("row", "measured", "unit", "details"), map(_growing_cells, growing)),
     ]
     return "\n".join((head, *tables)) + "\n"
-
-
-def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(header)} |"
-    yield "|---" * len(header) + "|"
-    for cells in lines:
-        yield f"| {' | '.join(cells)} |"
 
 
 def _judged_cells(row: dict[str, Any]) -> tuple[str, ...]:

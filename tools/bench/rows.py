@@ -1,4 +1,4 @@
-"""Rows of the bench: what one measures, and how rows of all files are found and printed."""
+"""The rows of the benchmark: their type, their registration and their order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 ROWS: dict[str, Bench] = {}
-"""Every bench there is, by the name of its goal."""
+"""All benchmarks, by name."""
 GROUPS: Final = ("T", "loop lag", "digits", "E", "leyline import", "V", "G")
 """Names begin with one of these; they are measured and listed in this order."""
 LONG_FORM_ONLY: Final = ("G", "imports")
-"""Without targets: they show how something grows, which the few points of the quick form cannot."""
+"""Rows without targets show scaling, for which the quick form has too few points."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,21 +25,21 @@ class Row:
     measured: float
     unit: str
     target: float | None = None
-    """None for a figure that only shows how something grows."""
+    """None for a figure without a target."""
     is_at_least: bool = False
-    """The target is a lower bound."""
+    """Whether the target is a lower bound."""
     note: str = ""
-    """What the figure was taken on, where that matters."""
+    """Details of the measurement."""
 
     @property
     def bound(self) -> str:
-        """Return the target as it is printed."""
+        """Return the target as printed."""
         sign = "≥" if self.is_at_least else "≤"
         return "" if self.target is None else f"{sign} {self.target:,.6g}"
 
     @property
     def is_met(self) -> bool:
-        """Tell whether the target is reached, if there is one."""
+        """Return whether the target is met; True without a target."""
         if self.target is None:
             return True
         if self.is_at_least:
@@ -48,11 +48,11 @@ class Row:
 
 
 Bench = Callable[[bool], Iterator[Row]]
-"""Takes whether to be quick, yields the rows it measured."""
+"""Takes `is_quick` and yields the measured rows."""
 
 
 def bench(name: str) -> Callable[[Bench], Bench]:
-    """Register a function as the bench of a goal."""
+    """Register a function as the benchmark with this name."""
 
     def register(function: Bench) -> Bench:
         ROWS[name] = function
@@ -62,7 +62,7 @@ def bench(name: str) -> Callable[[Bench], Bench]:
 
 
 def load_all_benches() -> None:
-    """Import every module of this package, which registers its benches."""
+    """Import every module of this package, which registers its benchmarks."""
     package = importlib.import_module("tools.bench")
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):
@@ -70,12 +70,12 @@ def load_all_benches() -> None:
 
 
 def ordered_names() -> list[str]:
-    """Return the names of all benches, those of a group by their numbers."""
+    """Return the names of all benchmarks, by group and number."""
     return sorted(ROWS, key=_place)
 
 
 def quick_names() -> list[str]:
-    """Return the names of the benches that the quick form runs unasked."""
+    """Return the names of the benchmarks that the quick form runs by default."""
     return [name for name in ordered_names() if not name.startswith(LONG_FORM_ONLY)]
 
 

@@ -1,4 +1,4 @@
-"""Benches of the bus: what an event costs, how many are kept, how soon and how widely they go."""
+"""Benchmarks of telemetry: cost per event, durable throughput, latency and fan-out."""
 
 import gc
 import json
@@ -18,10 +18,10 @@ import anyio
 from esper.leyline.config import FsyncPolicy
 from esper.leyline.payloads import SeedFossilized
 from esper.leyline.telemetry import Draft, EventScope
-from esper.nissa.feed import FEED_BYTES
-from esper.nissa.hub import TelemetryHub
-from esper.nissa.security import Security
-from esper.nissa.server import ServerAddress, build_app, serve
+from esper.nissa.bus.feed import FEED_BYTES
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.security import Security
+from esper.nissa.live.server import ServerAddress, build_app, serve
 from tools.bench.pairing import spread
 from tools.bench.rows import Row, bench
 
@@ -180,7 +180,7 @@ def stopped_subscriber(is_quick: bool) -> Iterator[Row]:
         name="E7 stopped subscriber, CPU of producer", measured=ratio, target=1.03, unit="ratio"
     )
     held_mib = result["held_bytes"] / FEED_BYTES
-    yield Row(name="E7 stopped subscriber, memory held", measured=held_mib, target=1.0, unit="MiB")
+    yield Row(name="E7 stopped subscriber, buffered", measured=held_mib, target=1.0, unit="MiB")
 
 
 async def _producer_cpu_s(num_events: int, is_watched: bool) -> dict[str, float]:
@@ -198,7 +198,7 @@ async def _producer_cpu_s(num_events: int, is_watched: bool) -> dict[str, float]
 
 
 def _stopped_client(address: ServerAddress) -> socket.socket:
-    """Shake hands and never read again."""
+    """Complete the handshake and never read again."""
     client = socket.create_connection((address.host, address.port))
     client.sendall(
         f"GET /ws HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

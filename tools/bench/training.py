@@ -1,4 +1,4 @@
-"""Benches of training: a whole run of Esper beside a bare loop, and what its parts cost."""
+"""Benchmarks of training: whole runs compared with a bare loop, and the cost of parts."""
 
 import json
 import statistics
@@ -17,9 +17,9 @@ import anyio
 import torch
 
 from esper.leyline.telemetry import EventType
-from esper.nissa.hub import TelemetryHub
-from esper.nissa.security import Security
-from esper.nissa.server import ServerAddress, build_app, serve
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.security import Security
+from esper.nissa.live.server import ServerAddress, build_app, serve
 from esper.simic.training.run import Monitor
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.stopping import StopFlag
@@ -190,7 +190,7 @@ def telemetry_cost(is_quick: bool) -> Iterator[Row]:
             ratios.append(told_s / silent_s)
     sample = Sample(tuple(ratios))
     yield Row(
-        name="T4 telemetry normal and watched / off",
+        name="T4 telemetry normal with a subscriber / off",
         measured=sample.median,
         target=1.03,
         unit="CPU ratio",
@@ -239,7 +239,7 @@ async def _serve_clients(num_clients: int, hub: TelemetryHub, _stop: object) -> 
 
 @bench("T6")
 def update_share(is_quick: bool) -> Iterator[Row]:
-    """Measure which share of a round of the default job learning takes."""
+    """Measure the share of the PPO update in a round of the default job."""
     workload = replace(DIGITS, num_steps=5) if is_quick else DIGITS
     sample = sampled(partial(_update_share, workload), repetitions(is_quick))
     yield Row(
@@ -277,7 +277,7 @@ def loop_lag(is_quick: bool) -> Iterator[Row]:
         measured=1e3 * lags_s[int(0.99 * len(lags_s))],
         target=50.0,
         unit="ms",
-        note=f"{len(lags_s)} looks, at most {1e3 * lags_s[-1]:.0f} ms",
+        note=f"{len(lags_s)} samples, at most {1e3 * lags_s[-1]:.0f} ms",
     )
 
 
@@ -312,7 +312,7 @@ class _IdleWork:
 
 @bench("T7")
 def dispatch(is_quick: bool) -> Iterator[Row]:
-    """Measure what it costs to bring a batch to an env that does nothing with it."""
+    """Measure the cost of dispatching a batch to an env that does nothing."""
     num_batches, num_envs = 2_000 if is_quick else 10_000, 4
     for num_lanes in (1, 2):
         per_pass = partial(anyio.run, _idle_pass_s, num_lanes, num_envs, num_batches)
@@ -348,7 +348,7 @@ def _idle_batches(num_envs: int, num_batches: int, _round: int, _step: int) -> I
 
 @bench("T8")
 def start_up(is_quick: bool) -> Iterator[Row]:
-    """Measure what short commands take above an empty interpreter."""
+    """Measure the start-up time of short commands above that of an empty interpreter."""
     log = Path(__file__).parent / "small.jsonl"
     log.write_text('{"event_type":"A"}\n' * 100, encoding="ascii")
     commands = {
@@ -435,7 +435,7 @@ def growth_of_cost(is_quick: bool) -> Iterator[Row]:
     samples = {count: Sample(tuple(values)) for count, values in rates.items()}
     medians = [sample.median for sample in samples.values()]
     yield Row(
-        name="T10 env-steps per CPU second, 1 to 64 envs apart",
+        name="T10 env-steps per CPU second, spread over 1 to 64 envs",
         measured=100 * (max(medians) / min(medians) - 1),
         target=10.0,
         unit="%",

@@ -1,4 +1,4 @@
-"""Benches of the operator's view: what serving it costs, and how soon a large run is there."""
+"""Benchmarks of the dashboard: cost of serving, and time to open a large run."""
 
 import subprocess
 import sys

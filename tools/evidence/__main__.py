@@ -149,7 +149,7 @@ def _compare(
     runs = [run for policy in trained_here if (run := _training_run(policy, out)) is not None]
     return esper_train(
         [
-            # The likeliest choices: what a policy tries in order to learn is no part of its worth.
+            # Greedy actions, because exploration is not part of a policy's performance.
             *("compare", "--preset", preset, "--greedy", "--arms", *arms, "--seeds", seeds),
             *("--out", str(out / "comparisons"), "--html", str(out / f"{preset}.html")),
             *("--json", str(report_path(out, preset))),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from esper.karn.comparison_tables import estimate_text, figure_text
+from esper.karn.report.comparison_tables import estimate_text, figure_text
 from esper.leyline.comparison import ArmSummary, ComparisonReport, Contrast, Estimate
 
 __all__ = ["Claim", "Outcome", "difference", "judge", "learned_arms", "share_kept"]
@@ -20,7 +20,7 @@ NOTHING: Final = "wait"
 
 
 class Outcome(StrEnum):
-    """What became of a claim."""
+    """The outcome of a claim."""
 
     MET = "met"
     NOT_MET = "not met"
@@ -37,21 +37,21 @@ class Claim(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a policy's gain on unknown data amounts to."""
+    """A policy's gain on unseen data, relative to a reference arm."""
 
     value: float
     reference: str
-    """The arm whose gain is the measure."""
+    """The arm whose gain is the divisor."""
     gain_pp: float
     reference_gain_pp: float
 
 
 def judge(known: ComparisonReport | None, unknown: ComparisonReport | None) -> list[Claim]:
-    """Return every claim with what was measured.
+    """Return every claim with its measurements and outcome.
 
     Args:
-        known: the comparison on what the policies were trained on.
-        unknown: the comparison on what they have never seen.
+        known: the comparison on the data that the policies were trained on.
+        unknown: the comparison on data that they were not trained on.
     """
     return [
         _better_than("S1", ("wait", "random"), known),
@@ -63,7 +63,7 @@ def judge(known: ComparisonReport | None, unknown: ComparisonReport | None) -> l
 
 
 def learned_arms(report: ComparisonReport) -> list[ArmSummary]:
-    """Return the arms that a policy decides in; the first is the one that claims are about."""
+    """Return the arms with a learned policy; the claims are about the first."""
     return [arm for arm in report.arms if arm.arm.partition(":")[0] == POLICY]
 
 
@@ -91,10 +91,10 @@ def _negated(estimate: Estimate, total: float = 0.0) -> Estimate:
 
 
 def share_kept(report: ComparisonReport) -> Share | None:
-    """Return the share of the gain over waiting that a policy keeps on data it has never seen.
+    """Return a policy's gain over `wait` on unseen data, relative to a reference arm.
 
-    The measure is the gain of a policy that was trained on these data, the second learned arm;
-    without one, the largest gain of another arm that grows. None where nothing gains.
+    The reference is a policy trained on these data, the second learned arm; without one, the arm
+    with the largest gain. None if no reference arm gains anything.
     """
     learned = learned_arms(report)
     if not learned:
@@ -174,7 +174,7 @@ def _transferred(report: ComparisonReport | None) -> Claim:
 
 def _like_static(report: ComparisonReport | None) -> Claim:
     text = (
-        f"against `{STATIC}`, equal steps: final accuracy at most {MAX_BEHIND_PP} points behind, "
+        f"against `{STATIC}`, equal steps: final accuracy at most {MAX_BEHIND_PP} points below, "
         "with fewer training FLOP"
     )
     learned = learned_arms(report)[:1] if report else []

@@ -1,12 +1,12 @@
-"""The figures of docs/evidence.md: written between its marks from the kept reports alone."""
+"""Writes the figures of docs/evidence.md between its markers, from the stored reports only."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from esper.karn.comparison_plots import titled_curves
-from esper.karn.comparison_tables import (
+from esper.karn.report.comparison_plots import titled_curves
+from esper.karn.report.comparison_tables import (
     FRONT_MARK,
     Table,
     costs_table,
@@ -15,22 +15,22 @@ from esper.karn.comparison_tables import (
     training_table,
 )
 from esper.leyline.comparison import ComparisonReport
-from esper.leyline.errors import UsageError
 from esper.leyline.learning import LearningCurve
 from tools.evidence.claims import Outcome, difference, judge, learned_arms
 from tools.evidence.pictures import picture_name, pictures_of
 from tools.evidence.reports import FASHION, KNOWN, ROOT, Kept, read_kept
+from tools.markdown import table, with_block
 
 __all__ = ["DOCUMENT", "document_of", "write_document"]
 
 DOCUMENT: Final = ROOT / "docs" / "evidence.md"
-MISSING: Final = "Not measured yet; `make evidence` does."
+MISSING: Final = "Not measured yet; run `make evidence`."
 EDGE_ROUNDS: Final = 3
-"""A single round says little."""
+"""Rounds averaged at the start and end of a curve, because a single round is noisy."""
 
 
 def write_document(document: Path = DOCUMENT, kept: Mapping[str, Kept] | None = None) -> Path:
-    """Put the kept figures between the marks of the document, and leave the rest as it is."""
+    """Write the stored figures between the document's markers; leave the other text unchanged."""
     text = document.read_text(encoding="utf-8")
     document.write_text(document_of(text, read_kept() if kept is None else kept), encoding="utf-8")
     return document
@@ -46,12 +46,7 @@ def document_of(text: str, kept: Mapping[str, Kept]) -> str:
         "fashion": MISSING if unknown is None else _fashion(unknown),
     }
     for name, block in blocks.items():
-        begin, end = f"<!-- figures: {name} begin -->\n", f"<!-- figures: {name} end -->\n"
-        before, mark, rest = text.partition(begin)
-        _, other_mark, after = rest.partition(end)
-        if not mark or not other_mark:
-            raise UsageError(f"the document has no marks {begin.strip()} and {end.strip()}")
-        text = f"{before}{begin}{block}\n{end}{after}"
+        text = with_block(text, f"{block}\n", name=name)
     return text
 
 
@@ -66,7 +61,7 @@ def _claims(known: Kept | None, unknown: Kept | None) -> str:
         )
         for claim in claims
     ]
-    return _table(Table(("", "claim", "measured", "outcome"), rows))
+    return table(("", "claim", "measured", "outcome"), rows)
 
 
 def _comparison(preset: str, kept: Kept) -> str:
@@ -74,16 +69,16 @@ def _comparison(preset: str, kept: Kept) -> str:
     failed = sum(arm.num_failed for arm in report.arms)
     measured = (
         f"{len(report.seeds)} held-out seeds of {report.num_envs} envs and {report.num_steps} "
-        f"steps, {_policies(report)}{'likeliest' if report.is_greedy else 'sampled'} choices; "
-        f"envs that broke: {failed}. {kept.date}, commit `{kept.commit}`, {kept.machine}."
+        f"steps, {_policies(report)}{'greedy' if report.is_greedy else 'sampled'} actions; "
+        f"failed envs: {failed}. {kept.date}, commit `{kept.commit}`, {kept.machine}."
     )
     return "\n\n".join(
         (
             f"```\n{command_of(report)}\n```",
             measured,
-            _table(scores_table(report)),
+            _markdown(scores_table(report)),
             f"\\{FRONT_MARK} on the Pareto front of accuracy against parameters.",
-            _table(costs_table(report)),
+            _markdown(costs_table(report)),
             _differences(report),
             *_pictures(preset, report, ("curves", "front")),
         )
@@ -102,7 +97,7 @@ def _policies(report: ComparisonReport) -> str:
 
 
 def command_of(report: ComparisonReport) -> str:
-    """Return the command that makes a report, with the policies wherever they are."""
+    """Return the command that reproduces a report; policies are given by file name only."""
     seeds = report.seeds
     is_range = len(seeds) > 2 and seeds == tuple(range(seeds[0], seeds[-1] + 1))
     texts = [f"{seeds[0]}-{seeds[-1]}"] if is_range else list(map(str, seeds))
@@ -117,20 +112,20 @@ def command_of(report: ComparisonReport) -> str:
 
 
 def _differences(report: ComparisonReport) -> str:
-    """Tell how the learned policy differs from the others; all pairs where none has learned."""
+    """Render the differences of the learned policy to the others; all pairs if there is none."""
     learned = learned_arms(report)[:1]
     found = [
         contrast
         for arm in report.arms
         if learned and (contrast := difference(report, learned[0].arm, arm.arm)) is not None
     ]
-    return _table(differences_table(report, found or None))
+    return _markdown(differences_table(report, found or None))
 
 
 def _training(preset: str, report: ComparisonReport) -> str:
     learning = report.learning
     if learning is None:
-        return "The comparison was made without naming the training runs."
+        return "The comparison was made without `--training-runs`."
     named = [
         *titled_curves(learning),
         *((curve, f"entropy: {curve.name}") for curve in learning.entropies),
@@ -141,11 +136,11 @@ def _training(preset: str, report: ComparisonReport) -> str:
     ]
     return "\n\n".join(
         (
-            _table(training_table(learning)),
+            _markdown(training_table(learning)),
             f"Means over the first and the last {EDGE_ROUNDS} rounds of each run, with the lowest "
             "and the highest of several runs; entropies are shares of the maximum, over the steps "
             "at which the head had a choice.",
-            _table(Table(("figure", "first rounds", "last rounds"), curves)),
+            table(("figure", "first rounds", "last rounds"), curves),
             *_pictures(preset, report, ("growth", "update", "entropy")),
         )
     )
@@ -169,6 +164,5 @@ def _pictures(preset: str, report: ComparisonReport, elements: Sequence[str]) ->
     ]
 
 
-def _table(table: Table) -> str:
-    lines = [f"| {' | '.join(table.head)} |", "|---" * len(table.head) + "|"]
-    return "\n".join((*lines, *(f"| {' | '.join(row)} |" for row in table.rows)))
+def _markdown(shown: Table) -> str:
+    return table(shown.head, shown.rows)

@@ -8,8 +8,8 @@ from typing import Final
 
 from playwright.sync_api import Browser, sync_playwright
 
-from esper.karn.comparison_page import comparison_page
-from esper.karn.comparison_plots import comparison_plots, learning_plots
+from esper.karn.report.comparison_page import comparison_page
+from esper.karn.report.comparison_plots import comparison_plots, learning_plots
 from esper.leyline.comparison import ComparisonReport
 from tools.evidence.reports import PRESETS, ROOT, Kept, read_kept
 

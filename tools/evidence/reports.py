@@ -1,4 +1,4 @@
-"""The reports of the experiment, kept small beside the tool: figures, and where they come from."""
+"""The stored reports of the experiment: rounded figures, with date, commit and machine."""
 
 import math
 import os
@@ -13,19 +13,19 @@ import msgspec
 
 from esper.leyline.comparison import ComparisonReport
 from esper.leyline.errors import UnreadableFileError
-from esper.nissa.run_directory import cpu_model
+from esper.nissa.storage.run_directory import cpu_model
 
 __all__ = ["FASHION", "KNOWN", "PRESETS", "Kept", "keep_reports", "read_kept", "report_path"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 REPORTS: Final = Path(__file__).resolve().parent / "reports"
 KNOWN: Final = "digits_growth"
-"""What policies are trained on."""
+"""The preset that the policies are trained with."""
 FASHION: Final = "fashion_growth"
-"""A policy that was trained on digits has never seen these."""
+"""The preset of the transfer experiment."""
 PRESETS: Final = (KNOWN, FASHION)
 NUM_DIGITS: Final = 5
-"""Of a kept figure: more than anybody tells apart."""
+"""Significant digits of a stored figure."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,12 +39,12 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_path(folder: Path, preset: str) -> Path:
-    """Return where a comparison of this preset is reported."""
+    """Return the path of this preset's report."""
     return folder / f"{preset}.json"
 
 
 def read_kept(directory: Path = REPORTS) -> dict[str, Kept]:
-    """Return the kept reports by preset."""
+    """Return the stored reports by preset."""
     return {
         preset: msgspec.json.decode(path.read_bytes(), type=Kept)
         for preset in PRESETS
@@ -53,7 +53,7 @@ def read_kept(directory: Path = REPORTS) -> dict[str, Kept]:
 
 
 def keep_reports(folder: Path, directory: Path = REPORTS) -> Iterator[Path]:
-    """Keep the reports that a folder holds; yield where, for those that say something new."""
+    """Store the reports of a folder; yield the paths of those that have changed."""
     kept = read_kept(directory)
     directory.mkdir(exist_ok=True)
     for preset in PRESETS:
@@ -62,7 +62,7 @@ def keep_reports(folder: Path, directory: Path = REPORTS) -> Iterator[Path]:
             continue
         report = compact(_read_report(path))
         if preset in kept and kept[preset].report == report:
-            continue  # measured when it was kept, not now
+            continue  # unchanged: keep the date and commit of its measurement
         target = report_path(directory, preset)
         target.write_bytes(msgspec.json.encode(_kept(report)) + b"\n")
         yield target
@@ -76,7 +76,7 @@ def _read_report(path: Path) -> ComparisonReport:
 
 
 def compact(report: ComparisonReport) -> ComparisonReport:
-    """Return a report with figures of a few digits, and without the paths of one machine."""
+    """Return a report with rounded figures and without local paths."""
     names = {arm.arm: _public_name(arm.arm) for arm in report.arms}
     return msgspec.convert(_shortened(msgspec.to_builtins(report), names), ComparisonReport)
 
@@ -93,7 +93,7 @@ def _last_part(path: str) -> str:
 def _shortened(value: Any, names: Mapping[str, str]) -> Any:
     match value:
         case float():
-            # What is not finite was never measured, and is None already.
+            # Non-finite floats mean not measured; JSON cannot represent them.
             return float(f"{value:.{NUM_DIGITS}g}") if math.isfinite(value) else None
         case str():
             return names.get(value, value)

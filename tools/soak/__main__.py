@@ -1,4 +1,4 @@
-"""`python -m tools.soak [--quick] [ROW ...]`: break things, and print what held."""
+"""`python -m tools.soak [--quick] [ROW ...]`: inject faults and print the results."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from tools.soak.running import MODULES, finished
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the rows asked for, or all of them."""
+    """Run the requested rows, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m tools.soak", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions, under two minutes")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(MODULES)}")

@@ -1,4 +1,4 @@
-"""Disks that fail and threads that hang, at any moment: told in one sentence, nothing lost."""
+"""Disk failures and hanging threads: reported in one sentence, without loss of saved data."""
 
 import random
 import shutil
@@ -14,17 +14,17 @@ from tools.soak.kills import Whole, whole_run
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.telemetry import EventType
-from esper.nissa.journal import OPERATIONAL_FILE
+from esper.nissa.storage.journal import OPERATIONAL_FILE
 
 LANE_DEADLINE_S = 1.0
 FAILURE_CODES = (ExitCode.TELEMETRY_INCOMPLETE, ExitCode.FAILED, ExitCode.USAGE)
-"""A log or a checkpoint that cannot be written, or a directory that cannot be made at all."""
+"""For a log or checkpoint that cannot be written, or a directory that cannot be created."""
 DISK_DEEDS = (Deed.NO_SPACE, Deed.IO_ERROR)
 FULL_HANGS = 20
 
 
 def fail_disk(folder: Path, moment: Moment, whole: Whole) -> None:
-    """Let the disk fail once, or from then on; then let the run go on where it can be written."""
+    """Let the disk fail once or permanently, then resume the run on a working disk."""
     telemetry_dir = folder / "failed"
     shutil.rmtree(telemetry_dir, ignore_errors=True)
     ended = Child(train_flags(telemetry_dir), folder / "failed.txt", moment).wait()
@@ -41,7 +41,7 @@ def fail_disk(folder: Path, moment: Moment, whole: Whole) -> None:
 
 
 def hang(folder: Path, moment: Moment) -> float:
-    """Let a thread hang; return how long it took until the process was gone."""
+    """Let a thread hang; return the seconds until the process exits."""
     telemetry_dir = folder / "hung"
     shutil.rmtree(telemetry_dir, ignore_errors=True)
     flags = train_flags(telemetry_dir, "--lane-deadline", str(LANE_DEADLINE_S))
@@ -77,7 +77,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
                 fail_disk(folder, Moment(Site.FILE, index, deed), whole)
                 num_failures += 1
         yield Row(
-            name="L6 disk failures told, resumed and equal",
+            name="L6 disk failures reported, resumed and equal",
             measured=num_failures,
             target=num_failures,
             unit="failures",
@@ -92,5 +92,5 @@ def rows(is_quick: bool) -> Iterator[Row]:
         measured=slowest_s,
         target=2 * LANE_DEADLINE_S + 5.0,
         unit="s",
-        note=f"{num_hangs} hangs, --lane-deadline {LANE_DEADLINE_S:g} s, exit code 1, stack told",
+        note=f"{num_hangs} hangs, --lane-deadline {LANE_DEADLINE_S:g} s, exit code 1, stack shown",
     )

@@ -18,7 +18,7 @@ from tools.soak.tiny import IMAGES, register_tiny_tasks
 # Loaded here, so that every process forked from the first one has them.
 import esper.karn.monitor
 import esper.simic.training.vectorized  # noqa: F401
-from esper.nissa.files import FileSystem
+from esper.nissa.storage.files import FileSystem
 from esper.scripts.train import main
 from esper.tolaria.stopping import StopFlag
 
@@ -33,7 +33,7 @@ class Site(StrEnum):
     POINT = "point"
     """A cancellation point: between batches, between minibatches of an update."""
     FILE = "file"
-    """Something done to a file; a write is then torn in its middle."""
+    """A file operation; a write is torn in its middle."""
 
 
 class Deed(StrEnum):
@@ -43,9 +43,9 @@ class Deed(StrEnum):
     INTERRUPT = "interrupt"
     TERMINATE = "terminate"
     SUSPEND = "suspend"
-    """The whole process stands still until somebody wakes it."""
+    """The process suspends itself (SIGSTOP)."""
     HANG = "hang"
-    """The thread never goes on."""
+    """The thread hangs."""
     NO_SPACE = "no space"
     """The disk is full from then on."""
     IO_ERROR = "io error"
@@ -61,7 +61,7 @@ SIGNALS = {
 
 
 class Moment(NamedTuple):
-    """The n-th time that a run comes by a site, and what happens then."""
+    """The n-th time that a run reaches a site, and what happens then."""
 
     site: Site
     index: int
@@ -70,14 +70,14 @@ class Moment(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Tripwire:
-    """Counts how often a run comes by each site, and does its deed when the moment has come."""
+    """Counts how often a run reaches each site, and injects the fault at the given moment."""
 
     moment: Moment | None
     told_path: Path
     counts: dict[Site, int] = field(default_factory=lambda: dict.fromkeys(Site, 0))
 
     def install(self) -> None:
-        """Put itself around cancellation points and file operations of this process."""
+        """Intercept the cancellation points and file operations of this process."""
         wire, check, write = self, StopFlag.checkpoint, FileSystem.write
 
         def checkpoint(flag: StopFlag) -> None:
@@ -96,7 +96,7 @@ class Tripwire:
             setattr(FileSystem, name, self._around(getattr(FileSystem, name)))
 
     def pass_by(self, site: Site) -> None:
-        """Count, and do the deed when the moment has come."""
+        """Count, and inject the fault at the given moment."""
         self.counts[site] += 1
         moment = self.moment
         if moment is None or site is not moment.site or self.counts[site] < moment.index:
@@ -128,7 +128,7 @@ def _do(deed: Deed) -> None:
 
 
 def run_child(argv: list[str], output: Path, moment: Moment | None) -> None:
-    """Run `esper-train` in this process; what it prints and how often it came by goes to files."""
+    """Run `esper-train` in this process; write its output and the counts of sites to files."""
     with output.open("ab") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
@@ -148,7 +148,7 @@ class Ended(NamedTuple):
     """The exit code; negative for the signal that ended it."""
     output: str
     seconds_after_deed: float | None
-    """None if its moment never came."""
+    """None if the moment was never reached."""
 
 
 class Child:
@@ -162,7 +162,7 @@ class Child:
         self._process.start()
 
     def wake_after(self, seconds: float) -> None:
-        """Let a process that suspends itself go on so long after it did."""
+        """Resume a process this long after it suspended itself."""
         status = Path(f"/proc/{self._process.pid}/stat")
         deadline_s = time.monotonic() + WAIT_S
         while status.read_text().rpartition(")")[2].split()[0] != "T":
@@ -173,7 +173,7 @@ class Child:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def wait(self) -> Ended:
-        """Wait for its end; one that does not end is killed and counts as lost."""
+        """Wait for its end; kill it after a timeout."""
         self._process.join(WAIT_S)
         ended_s = time.time()
         if self._process.is_alive():
@@ -188,7 +188,7 @@ class Child:
 
 
 def counts_of(output: Path) -> dict[Site, int]:
-    """Return how often a finished child came by each site."""
+    """Return how often a finished child reached each site."""
     counts: dict[str, int] = json.loads(output.with_suffix(".counts").read_text())
     return {Site(name): count for name, count in counts.items()}
 
@@ -200,12 +200,12 @@ def train_flags(telemetry_dir: Path, *more: str) -> list[str]:
 
 
 def resume_flags(telemetry_dir: Path) -> list[str]:
-    """Return the command line that goes on with the run in a directory."""
+    """Return the command line that resumes the run in a directory."""
     return ["ppo", "--resume", "latest", "--telemetry-dir", str(telemetry_dir), "--quiet"]
 
 
 def only_run(telemetry_dir: Path) -> Path | None:
-    """Return the run in a directory that has a checkpoint to go on from, or None."""
+    """Return the run in a directory that has a checkpoint to resume from, or None."""
     found = [path for path in telemetry_dir.glob("*_*") if any(path.glob("checkpoints/round-*.pt"))]
     assert len(found) <= 1, f"{telemetry_dir} holds {len(found)} runs"
     return found[0] if found else None

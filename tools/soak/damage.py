@@ -1,4 +1,4 @@
-"""Logs that were cut or changed on the disk: never a crash, never an event nobody wrote."""
+"""Truncated and corrupted logs: no crash, and no event that was never written."""
 
 import random
 import shutil
@@ -11,21 +11,21 @@ from tools.soak.schedules import tiny_run
 from tools.soak.tiny import IMAGES
 
 from esper.leyline.errors import UnreadableFileError
-from esper.nissa.blocks import checksum_path
-from esper.nissa.files import FileSystem
-from esper.nissa.journal import EVENTS_FILE, open_journal
-from esper.nissa.run_directory import MANIFEST_FILE
-from esper.nissa.validation import validate_run
+from esper.nissa.analysis.validation import validate_run
+from esper.nissa.storage.blocks import checksum_path
+from esper.nissa.storage.files import FileSystem
+from esper.nissa.storage.journal import EVENTS_FILE, open_journal
+from esper.nissa.storage.run_directory import MANIFEST_FILE
 
 LOG_BYTES = 64 * 1024
 NUM_FLIPS = 10_000
 QUICK_SAMPLES = 60
 DAMAGE = frozenset({"crc", "seq", "torn", "schema", "type", "channel"})
-"""Findings that tell of damage; a log that was cut lacks its end as well."""
+"""Findings that report damage; a truncated log also lacks its end."""
 
 
 class SmallLog:
-    """A log of 64 KiB in a folder of its own, whole again whenever it is asked for."""
+    """A log of 64 KiB in its own folder, which can be restored."""
 
     def __init__(self, folder: Path) -> None:
         whole = tiny_run(folder / "whole", IMAGES, lanes=2, n_envs=2, n_episodes=2)
@@ -40,7 +40,7 @@ class SmallLog:
         self.lines = self.data.splitlines()
 
     def put(self, data: bytes, checksums: bytes | None) -> None:
-        """Write the two files; None leaves the second one away."""
+        """Write the two files; None omits the second."""
         self.path.write_bytes(data)
         if checksums is None:
             checksum_path(self.path).unlink(missing_ok=True)
@@ -48,7 +48,7 @@ class SmallLog:
             checksum_path(self.path).write_bytes(checksums)
 
     def check(self) -> None:
-        """Hold that the damage is told and that nothing is read that was not written."""
+        """Assert that the damage is reported and that only written events are read."""
         found = validate_run(self.run_dir)
         is_told = bool(DAMAGE & found.num_findings.keys()) or found.num_uncovered_bytes > 0
         assert is_told, "the damage is not told"
@@ -61,13 +61,13 @@ class SmallLog:
 
 
 def check_cut(log: SmallLog, num_bytes: int) -> None:
-    """Cut the log after so many bytes."""
+    """Truncate the log after this many bytes."""
     log.put(log.data[:num_bytes], log.checksums)
     log.check()
 
 
 def check_flip(log: SmallLog, bit: int) -> None:
-    """Flip one bit of the log or, behind its end, of the checksums."""
+    """Flip one bit of the log or, beyond its end, of the checksums."""
     both = bytearray(log.data + log.checksums)
     both[bit // 8] ^= 1 << bit % 8
     log.put(bytes(both[: len(log.data)]), bytes(both[len(log.data) :]))
@@ -75,7 +75,7 @@ def check_flip(log: SmallLog, bit: int) -> None:
 
 
 def check_flip_without_checksums(log: SmallLog, bit: int) -> None:
-    """Flip one bit of a log that nothing vouches for: a reader may not stumble."""
+    """Flip one bit of a log without checksums: readers must not crash."""
     changed = bytearray(log.data)
     changed[bit // 8] ^= 1 << bit % 8
     log.put(bytes(changed), None)
@@ -83,7 +83,7 @@ def check_flip_without_checksums(log: SmallLog, bit: int) -> None:
 
 
 def rows(is_quick: bool) -> Iterator[Row]:
-    """Cut and flip: row L4."""
+    """Truncate logs and flip bits: row L4."""
     rng = random.Random(4)
     with tempfile.TemporaryDirectory() as name:
         log = SmallLog(Path(name))
@@ -99,9 +99,9 @@ def rows(is_quick: bool) -> Iterator[Row]:
             check_flip(log, bit)
             check_flip_without_checksums(log, bit % num_bits)
     num_blocks = len(log.checksums.splitlines())
-    for what, number in (("cuts", len(cuts)), ("flipped bits", len(bits))):
+    for what, number in (("truncations", len(cuts)), ("flipped bits", len(bits))):
         yield Row(
-            name=f"L4 {what} of a log, told and nothing made up",
+            name=f"L4 {what}, damage reported, no event invented",
             measured=number,
             target=number,
             unit=what,

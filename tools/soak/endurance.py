@@ -1,4 +1,4 @@
-"""A long run on a tiny task: memory, threads and open files stay what they are."""
+"""A long run on a tiny task: memory, threads and open files do not grow."""
 
 import multiprocessing
 import os
@@ -24,13 +24,13 @@ from esper.simic.training.vectorized import run_job
 
 QUICK_S, FULL_S = 20.0, 1_800.0
 WARM_UP = 1 / 3
-"""The part of the time after which nothing may grow any more."""
+"""Share of the duration that counts as warm-up."""
 SAMPLE_EVERY_S = 1.0
 MIB = 2**20
 
 
 class Sample(NamedTuple):
-    """What the process holds at the end of a round."""
+    """The process's resources at the end of a round."""
 
     after_s: float
     rss_bytes: int
@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Logbook:
-    """Takes samples at the end of rounds, and ends the run when its time is over."""
+    """Takes samples at the end of rounds, and ends the run after its duration."""
 
     seconds: float
     stop: threading.Event = field(default_factory=threading.Event)
@@ -60,7 +60,7 @@ class Logbook:
             self.stop.set()
 
     def steady(self) -> list[Sample]:
-        """Return the samples behind the warm-up."""
+        """Return the samples after the warm-up."""
         return [sample for sample in self.samples if sample.after_s > WARM_UP * self.seconds]
 
     def growth_bytes_per_s(self) -> float:
@@ -75,7 +75,7 @@ class Logbook:
 
 
 def long_run(folder: Path, seconds: float) -> Logbook:
-    """Train for so long in this process."""
+    """Train for this duration in this process."""
     register_tiny_tasks()
     layer = {
         "training": {"task": IMAGES, "n_episodes": 1_000_000},
@@ -97,7 +97,7 @@ def long_run(folder: Path, seconds: float) -> Logbook:
 
 
 def steady_samples(folder: Path, seconds: float) -> list[Sample]:
-    """Train for so long, in a process that has done nothing else before."""
+    """Train for this duration in a fresh process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_steady_samples, folder, seconds).result()
 
@@ -107,7 +107,7 @@ def _steady_samples(folder: Path, seconds: float) -> list[Sample]:
 
 
 def rows(is_quick: bool) -> Iterator[Row]:
-    """Train for long: row L10."""
+    """Train for a long time: row L10."""
     with tempfile.TemporaryDirectory() as name:
         logbook = long_run(Path(name), QUICK_S if is_quick else FULL_S)
     steady = logbook.steady()
@@ -115,7 +115,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
     # In seconds memory is still warming up: the quick form can tell nothing about it.
     if not is_quick:
         yield Row(
-            name="L10 memory gained in ten minutes",
+            name="L10 memory growth in ten minutes",
             measured=logbook.growth_bytes_per_s() * 600 / MIB,
             target=1.0,
             unit="MiB",
@@ -126,7 +126,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
         ("open files", [sample.num_files for sample in steady]),
     ):
         yield Row(
-            name=f"L10 {what} gained",
+            name=f"L10 growth in {what}",
             measured=max(numbers) - numbers[0],
             target=0.0,
             unit=what,

@@ -1,4 +1,4 @@
-"""Faults put into one env of a run: contained, named, and without a trace in the other envs."""
+"""Injects faults into one env: they are contained, reported, and do not affect other envs."""
 
 import random
 import tempfile
@@ -17,9 +17,9 @@ from tools.soak.schedules import tiny_run
 from tools.soak.tiny import IMAGES, TEXT
 
 from esper.leyline.telemetry import Event, EventType, decode_event
-from esper.nissa.journal import EVENTS_FILE
-from esper.nissa.normalizing import normal_form
-from esper.nissa.validation import validate_run
+from esper.nissa.analysis.normalizing import normal_form
+from esper.nissa.analysis.validation import validate_run
+from esper.nissa.storage.journal import EVENTS_FILE
 from esper.runtime.batches import Batch
 from esper.simic.training import action_execution
 from esper.simic.training.env_work import TrainingWork
@@ -35,7 +35,7 @@ CULPRIT_TYPES = (EventType.ENV_FAILED, EventType.GOVERNOR_ROLLBACK)
 
 
 class Kind(StrEnum):
-    """What breaks."""
+    """The kind of fault."""
 
     INPUT_NAN = "nan in the inputs"
     INPUT_INF = "inf in the inputs"
@@ -56,7 +56,7 @@ NUMBERS = {kind: float(kind.value[:3]) for kind in Kind if kind.value[:3] in ("n
 
 
 class Fault(NamedTuple):
-    """One thing that breaks at one place."""
+    """One fault at one place."""
 
     kind: Kind
     round: int
@@ -71,7 +71,7 @@ class SabotageError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Watched:
-    """What a run shows of its envs, fault or not."""
+    """Observations of a run's envs, with or without a fault."""
 
     fault: Fault | None = None
     step: int = 0
@@ -80,7 +80,7 @@ class Watched:
     has_broken: bool = False
 
     def strikes(self, env: ParallelEnvState, *kinds: Kind) -> bool:
-        """Tell whether one of these faults is due here, once."""
+        """Return whether one of these faults is due here; true only once."""
         fault = self.fault
         if fault is None or self.has_broken or fault.kind not in kinds:
             return False
@@ -89,13 +89,13 @@ class Watched:
         return self.has_broken
 
     def step_of(self, env: ParallelEnvState) -> int:
-        """Return the step that an env is in: the number of those it has behind it."""
+        """Return the env's current step: the number of completed ones."""
         return sum(key[:2] == (env.round_index, env.env_idx) for key in self.weights)
 
 
 @contextmanager
 def watched_run(watched: Watched) -> Iterator[None]:
-    """Watch every env of a run, and break what the fault says."""
+    """Observe every env of a run, and inject the fault."""
     train, validate, apply, build, learn = (
         TrainingWork.train_batch,
         TrainingWork.validate,
@@ -148,7 +148,7 @@ def watched_run(watched: Watched) -> Iterator[None]:
 
 
 def _spoilt(watched: Watched, env: ParallelEnvState, batch: Batch, after: ExitStack) -> Batch:
-    """Break what is due in this batch; what was hooked in is taken out after it."""
+    """Inject the fault due in this batch; hooks are removed after it."""
     fault = watched.fault
     assert fault is not None
     number = NUMBERS.get(fault.kind, 0.0)
@@ -169,7 +169,7 @@ def _spoilt(watched: Watched, env: ParallelEnvState, batch: Batch, after: ExitSt
 
 
 class _Times:
-    """Multiplies whatever comes by, as a hook of a tensor or of a module."""
+    """Multiplies values, as a hook of a tensor or of a module."""
 
     def __init__(self, number: float) -> None:
         self._number = number
@@ -187,15 +187,15 @@ def _check_buffer(controller: PolicyController) -> None:
 
 
 class Told(NamedTuple):
-    """What a finished run shows."""
+    """The observations of a finished run."""
 
     weights: dict[tuple[int, int, int], str]
     events: list[Event]
     lines: list[bytes]
-    """Without what may differ between two equal runs."""
+    """Without fields that may differ between two equal runs."""
 
     def of_env(self, round_index: int, env_id: int) -> list[bytes]:
-        """Return what was told of one env in one round."""
+        """Return the events of one env in one round."""
         return [
             line
             for event, line in zip(self.events, self.lines, strict=True)
@@ -204,7 +204,7 @@ class Told(NamedTuple):
 
 
 def run_with(folder: Path, task: str, fault: Fault | None) -> Told:
-    """Run a tiny job with a fault in it."""
+    """Run a tiny job with an injected fault."""
     watched = Watched(fault)
     with watched_run(watched):
         run_dir = tiny_run(
@@ -225,7 +225,7 @@ def run_with(folder: Path, task: str, fault: Fault | None) -> Told:
 
 
 def check_contained(fault: Fault, told: Told, plain: Told) -> None:
-    """Hold that one event names the culprit and that the other envs know nothing of it."""
+    """Assert that one event reports the fault and that the other envs are unaffected."""
     culprits = [event for event in told.events if event.event_type in CULPRIT_TYPES]
     assert len(culprits) == 1, f"{fault}: {len(culprits)} events tell of it"
     [culprit] = culprits
@@ -245,7 +245,7 @@ def check_contained(fault: Fault, told: Told, plain: Told) -> None:
 
 
 def random_fault(rng: random.Random, kind: Kind) -> Fault:
-    """Draw where something breaks."""
+    """Draw a random fault."""
     return Fault(
         kind=kind,
         round=rng.randrange(NUM_ROUNDS),
@@ -256,12 +256,12 @@ def random_fault(rng: random.Random, kind: Kind) -> Fault:
 
 
 def kinds_for(task: str) -> list[Kind]:
-    """Return what can break in a task; tokens have no NaN."""
+    """Return the faults that apply to a task; tokens have no NaN."""
     return [kind for kind in Kind if task == IMAGES or not kind.name.startswith("INPUT")]
 
 
 def rows(is_quick: bool) -> Iterator[Row]:
-    """Break one env after another: row L6."""
+    """Inject faults into one env after another: row L6."""
     target = QUICK_FAULTS if is_quick else FULL_FAULTS
     rng = random.Random(6)
     with tempfile.TemporaryDirectory() as name:
@@ -273,7 +273,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
             fault = random_fault(rng, kinds[index // 2 % len(kinds)])
             check_contained(fault, run_with(folder, task, fault), plain[task])
     yield Row(
-        name="L6 faults contained and named",
+        name="L6 faults contained and reported",
         measured=target,
         target=target,
         unit="faults",

@@ -1,4 +1,4 @@
-"""A websocket client that may break every rule: raw frames over a plain socket."""
+"""A websocket client that may violate the protocol: raw frames over a plain socket."""
 
 import base64
 import os
@@ -12,7 +12,7 @@ HANDSHAKE_KEY = base64.b64encode(bytes(16)).decode()
 
 
 class Opcode(IntEnum):
-    """What a frame is, RFC 6455 section 5.2."""
+    """Opcodes, RFC 6455 section 5.2."""
 
     CONTINUATION = 0
     TEXT = 1
@@ -32,7 +32,7 @@ class Frame(NamedTuple):
 
     @property
     def close_code(self) -> int | None:
-        """Return why the server closes; None for any other frame."""
+        """Return the close code; None for any other frame."""
         if self.opcode != Opcode.CLOSE:
             return None
         return struct.unpack("!H", self.payload[:2])[0] if self.payload else 1005
@@ -47,7 +47,7 @@ def frame_bytes(
     reserved: int = 0,
     announced_bytes: int | None = None,
 ) -> bytes:
-    """Build a frame, a legal one or not; the length that it announces may be a lie."""
+    """Build a valid or invalid frame; the declared length may be wrong."""
     length = len(payload) if announced_bytes is None else announced_bytes
     head = bytes([is_final << 7 | reserved << 4 | opcode])
     mask_bit = is_masked << 7
@@ -64,7 +64,7 @@ def frame_bytes(
 
 
 class RawClient:
-    """One connection; what the server sends is read frame by frame."""
+    """One connection, read frame by frame."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -78,7 +78,7 @@ class RawClient:
         self.socket.close()
 
     def request(self, *headers: str, path: str = "/ws", version: str = "13") -> int:
-        """Ask for a websocket and return the status of the answer."""
+        """Send the handshake and return the HTTP status."""
         lines = [
             f"GET {path} HTTP/1.1",
             f"Host: 127.0.0.1:{self.port}",
@@ -93,14 +93,14 @@ class RawClient:
         return int(head.split(b" ", 2)[1])
 
     def send(self, data: bytes) -> None:
-        """Send bytes; a server that has hung up already is no failure of this client."""
+        """Send bytes; ignore a connection that the server has already closed."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             return
 
     def read(self) -> Frame | None:
-        """Return the next frame, or None once the server has hung up."""
+        """Return the next frame, or None once the connection is closed."""
         try:
             first, second = self._read_exactly(2)
             length = second & 0x7F
@@ -113,13 +113,13 @@ class RawClient:
             return None
 
     def read_until(self, opcode: int) -> Frame | None:
-        """Return the next frame of a kind, or None once the server has hung up."""
+        """Return the next frame of a kind, or None once the connection is closed."""
         while (frame := self.read()) is not None and frame.opcode != opcode:
             continue
         return frame
 
     def close_code(self) -> int | None:
-        """Return the code that the server closes with; None if it hangs up without one."""
+        """Return the server's close code; None if it closes without one."""
         frame = self.read_until(Opcode.CLOSE)
         return None if frame is None else frame.close_code
 

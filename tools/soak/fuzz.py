@@ -1,4 +1,4 @@
-"""Files and frames of unknown origin: nothing runs, nothing grows, the answer is one sentence."""
+"""Fuzzes readers and the websocket: no code execution, bounded memory, one-line errors."""
 
 import contextlib
 import gzip
@@ -19,12 +19,12 @@ from tools.soak.serving import served_hub
 from esper.leyline.errors import EsperError
 from esper.leyline.jobs import layer_from_text, merge_job
 from esper.leyline.telemetry import decode_event
-from esper.nissa.blocks import parse_commit_record
-from esper.nissa.foreign import read_foreign
-from esper.nissa.journal import EVENTS_FILE
-from esper.nissa.live import parse_subscription
-from esper.nissa.normalizing import normal_form
-from esper.nissa.run_directory import MANIFEST_FILE, read_manifest
+from esper.nissa.analysis.normalizing import normal_form
+from esper.nissa.bus.subscribers import parse_subscription
+from esper.nissa.reading.foreign import read_foreign
+from esper.nissa.storage.blocks import parse_commit_record
+from esper.nissa.storage.journal import EVENTS_FILE
+from esper.nissa.storage.run_directory import MANIFEST_FILE, read_manifest
 from esper.runtime.formats import read_idx
 from esper.runtime.tasks import all_tasks
 from esper.scripts.telemetry import main as telemetry_main
@@ -55,7 +55,7 @@ READER_COMMANDS = ("count", "validate", "report")
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """Return bytes that were once something sensible."""
+    """Return a mutation of valid bytes."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         place = rng.randrange(len(changed) + 1)
@@ -74,7 +74,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 class Target(NamedTuple):
-    """Something that reads foreign bytes, a sensible example, and how often it is tried."""
+    """A reader of untrusted bytes, a valid example, and its share of the attempts."""
 
     name: str
     example: Callable[[random.Random], bytes]
@@ -83,7 +83,7 @@ class Target(NamedTuple):
 
 
 class Executed:
-    """A pickle of this would call `print`; reading one must not."""
+    """Its pickle calls `print` when loaded; readers must not load it."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return print, ("a checkpoint was executed",)
@@ -103,7 +103,7 @@ def _idx_bytes(_: random.Random) -> bytes:
 
 
 def targets(folder: Path, log: SmallLog) -> list[Target]:
-    """Return every reader of foreign bytes."""
+    """Return every reader of untrusted bytes."""
     manifest = (log.run_dir / MANIFEST_FILE).read_bytes()
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
@@ -143,7 +143,7 @@ def targets(folder: Path, log: SmallLog) -> list[Target]:
 
 
 def try_target(target: Target, rng: random.Random, num_times: int) -> None:
-    """Feed mutated bytes; only errors that are meant for the user may come of it."""
+    """Read mutated bytes; only user-facing errors are allowed."""
     for _ in range(num_times):
         data = mutated(target.example(rng), rng)
         with contextlib.suppress(EsperError, UnicodeDecodeError):
@@ -151,7 +151,7 @@ def try_target(target: Target, rng: random.Random, num_times: int) -> None:
 
 
 def try_readers(log: SmallLog, rng: random.Random, num_times: int) -> None:
-    """Let the commands read mutated runs: an exit code and at most one line of complaint."""
+    """Run the commands on mutated runs: an exit code and at most one line of error output."""
     for _ in range(num_times):
         log.put(mutated(log.data, rng), mutated(log.checksums, rng))
         command = rng.choice(READER_COMMANDS)
@@ -167,7 +167,7 @@ def try_readers(log: SmallLog, rng: random.Random, num_times: int) -> None:
 
 
 def try_websocket(folder: Path, rng: random.Random, num_times: int) -> None:
-    """Send random bytes where frames are expected; the server goes on serving."""
+    """Send random bytes instead of frames; the server must stay available."""
     with served_hub(folder / "served") as served:
         for _ in range(num_times):
             with RawClient(served.port) as client:
@@ -178,7 +178,7 @@ def try_websocket(folder: Path, rng: random.Random, num_times: int) -> None:
 
 
 def check_nothing_is_executed(folder: Path) -> None:
-    """Read a checkpoint that would run code, were it unpickled."""
+    """Read a checkpoint whose pickle would execute code."""
     path = folder / "evil.pt"
     torch.save({"version": 1, "header": Executed()}, path)
     printed = io.StringIO()
@@ -188,7 +188,7 @@ def check_nothing_is_executed(folder: Path) -> None:
 
 
 def check_bomb(folder: Path, num_bytes: int) -> None:
-    """Count a log of zeros that unpacks to so much; memory stays bounded."""
+    """Count a compressed log of zeros with this unpacked size; memory must stay bounded."""
     path = folder / "bomb.jsonl.gz"
     with gzip.open(path, "wb", compresslevel=9) as stream:
         for _ in range(num_bytes >> 20):
@@ -200,7 +200,7 @@ def check_bomb(folder: Path, num_bytes: int) -> None:
 
 
 def rows(is_quick: bool) -> Iterator[Row]:
-    """Feed everything that reads: row L8."""
+    """Fuzz every reader: row L8."""
     rng = random.Random(8)
     num_inputs = QUICK_INPUTS if is_quick else FULL_INPUTS
     num_readers, num_frames = (20, 50) if is_quick else (2_000, 5_000)
@@ -222,5 +222,6 @@ def rows(is_quick: bool) -> Iterator[Row]:
         target=num_inputs,
         unit="inputs",
         is_at_least=True,
-        note=f"nine decoders, {num_readers} runs read by commands, {num_frames} websockets, a bomb",
+        note=f"nine decoders, {num_readers} runs read by commands, {num_frames} websockets, "
+        "a decompression bomb",
     )

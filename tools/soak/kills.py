@@ -1,4 +1,4 @@
-"""Runs that are killed at any moment and resumed, beside one that was never killed."""
+"""Kills runs at any moment, resumes them, and compares them with an uninterrupted one."""
 
 import random
 import shutil
@@ -22,18 +22,18 @@ from tools.soak.children import (
 )
 from tools.soak.fingerprints import fingerprint
 
-from esper.nissa.validation import validate_run
+from esper.nissa.analysis.validation import validate_run
 
 QUICK_KILLS, FULL_KILLS = 10, 200
 MAX_KILLS_PER_RUN = 4
 
 
 class Whole(NamedTuple):
-    """The run that nobody interrupted."""
+    """The uninterrupted run."""
 
     fingerprint: str
     counts: dict[Site, int]
-    """How often it came by each place where it might have been killed."""
+    """How often it reached each site where it might have been killed."""
 
 
 def whole_run(folder: Path) -> Whole:
@@ -54,7 +54,7 @@ def random_moment(rng: random.Random, whole: Whole, deed: Deed) -> Moment:
 
 
 def kill_and_resume(folder: Path, rng: random.Random, whole: Whole, num_kills: int) -> int:
-    """Kill one run so many times, let it end, compare; return how many kills really happened."""
+    """Kill one run several times, let it finish, compare; return the number of actual kills."""
     telemetry_dir = folder / "killed"
     shutil.rmtree(telemetry_dir, ignore_errors=True)
     num_killed = 0
@@ -87,7 +87,7 @@ def _go_on(telemetry_dir: Path, moment: Moment | None) -> int:
 
 
 def _check_redone(run_dir: Path) -> None:
-    """Hold that each resume did at most one round again."""
+    """Assert that each resume repeated at most one round."""
     for path in run_dir.glob("events.redone-*.jsonl"):
         events = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
         rounds = {event["round"] for event in events} - {None}

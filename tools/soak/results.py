@@ -1,42 +1,45 @@
-"""The figures of the soaks: kept in `results.json`, told in `docs/reliability.md`."""
+"""The figures of the soak tests: stored in `results.json`, rendered as `docs/reliability.md`."""
 
 from pathlib import Path
 
 import msgspec
 from tools.bench.rows import Row
+from tools.markdown import table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tools" / "soak" / "results.json"
 DOCUMENT = ROOT / "docs" / "reliability.md"
 
 PROMISES = {
-    "L1": "A run that is killed (SIGKILL) at any moment, in the middle of a batch, an update, a "
-    "checkpoint or an append, and then resumed is the run that was never killed: policy, "
-    "optimizer, normalisers, counters and event log have the same SHA-256. At most one round is "
-    "done again.",
-    "L2": "The number of lanes and the order in which they get to work change no bit, with "
-    "dropout and augmentation on.",
-    "L3": "After a crash between any two file operations, in the middle of one, or with "
-    "everything lost that was not forced to the disk, log and checkpoints open as a state that "
-    "the run has been in, and no checkpoint is ahead of its log.",
-    "L4": "A log of up to 64 KiB that was cut at any byte, or has a bit flipped (10,000 drawn, and "
-    "every one of the checksums), is read without a "
-    "crash and without an event that nobody wrote, and the damage is told.",
-    "L5": "One SIGINT or SIGTERM at any moment ends a run: exit code 130, a valid checkpoint, a "
-    "complete log, no temporary file, no port, no process left. Resumed, it is the same run.",
-    "L6": "What breaks in one env (numbers, exceptions, allocations) is named in one event and "
-    "leaves the other envs bit-identical to the end of that round; nothing that is not finite "
-    "reaches the rollout buffer. A disk that fails is told in one sentence and loses nothing that "
-    "was saved; a thread that hangs ends the run with its stack.",
-    "L7": "Seeds never come into a state that the lifecycle does not know, and leave nothing "
-    "behind.",
-    "L8": "Whatever is fed to decoders, readers and the websocket, nothing is executed, memory "
-    "stays bounded, and the answer is one sentence.",
-    "L9": "The server under attack and load lets nobody in, and what it costs the run is bounded.",
-    "L10": "A long run holds as much memory, as many threads and as many files at its end as "
-    "after its first third.",
+    "L1": "A run that is killed with SIGKILL at any moment (during a batch, an update, a "
+    "checkpoint or a write to the log) and then resumed gives the same result as an uninterrupted "
+    "run: policy, optimizer, normalisers, counters and event log have the same SHA-256. At most "
+    "one round is repeated.",
+    "L2": "The number of lanes and the order of their work do not change a single bit of the "
+    "result, with dropout and augmentation enabled.",
+    "L3": "After a crash between any two file operations, during one, or with the loss of all data "
+    "that was not yet synced to disk, the log and the checkpoints are readable and represent a "
+    "state that the run was in, and no checkpoint is ahead of the log.",
+    "L4": "A log of up to 64 KiB that is truncated at any byte, or has any bit flipped (10,000 "
+    "random bits, and every bit of the checksums), is read without a crash, without events that "
+    "were never written, and with the damage reported.",
+    "L5": "One SIGINT or SIGTERM at any moment ends a run with exit code 130, a valid checkpoint "
+    "and a complete log, and leaves no temporary file, open port or process. When resumed, it "
+    "gives the same result as an uninterrupted run.",
+    "L6": "A fault in one env (non-finite numbers, exceptions, failed allocations) is reported in "
+    "one event, and the other envs stay bit-identical to the end of that round; no non-finite "
+    "number reaches the rollout buffer. A disk failure is reported in one sentence, and saved data "
+    "are not lost. A thread that hangs ends the run, with its stack trace.",
+    "L7": "Seeds never enter an illegal state, and removed seeds leave no modules, parameters or "
+    "optimizer state behind.",
+    "L8": "No input to decoders, readers or the websocket executes code or exhausts memory; "
+    "invalid input is rejected with a one-sentence message.",
+    "L9": "Under attack and load the server admits no unauthorized client, and the cost for the "
+    "run is bounded.",
+    "L10": "At its end a long run uses no more memory, threads and open files than after its first "
+    "third.",
 }
-"""What each row holds."""
+"""The property that each row tests."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +55,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What one row came to."""
+    """The result of one row."""
 
     date: str
     """UTC."""
@@ -67,7 +70,7 @@ Results = dict[str, Result]
 
 
 def figure_of(row: Row) -> Figure:
-    """Return a row as it is kept."""
+    """Return a row in its stored form."""
     return Figure(
         name=row.name,
         measured=round(row.measured, 4),
@@ -85,7 +88,7 @@ def read_results(path: Path = RESULTS) -> Results:
 
 
 def keep(results: Results, new: Results) -> Results:
-    """Return the figures to keep; a quick one never takes the place of a full one."""
+    """Merge the figures; a quick result never replaces a full one."""
     taken = {
         name: result
         for name, result in new.items()
@@ -96,7 +99,7 @@ def keep(results: Results, new: Results) -> Results:
 
 
 def write_results(results: Results) -> None:
-    """Write the figures, and the document that tells them."""
+    """Write the figures and the document."""
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
     DOCUMENT.write_text(document_of(results), encoding="utf-8")
 
@@ -106,8 +109,8 @@ def document_of(results: Results) -> str:
     parts = [
         "# Reliability",
         "Written by `python -m tools.soak` from `tools/soak/results.json`; do not edit. "
-        "`make soak` runs everything in its long form, `tests/reliability` holds a quick form of "
-        "each in the normal suite (L7: `tests/tools/test_soak.py`).",
+        "`make soak` runs the long form of every test; `tests/reliability` contains a quick form "
+        "of each for the normal test suite (L7: `tests/tools/test_soak.py`).",
     ]
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")
@@ -116,19 +119,23 @@ def document_of(results: Results) -> str:
 
 
 def _told(result: Result) -> str:
-    rows = "\n".join(
-        f"| {figure.name} | {number_text(figure.measured)} {figure.unit} "
-        f"| {'≥' if figure.is_at_least else '≤'} {number_text(figure.target)} "
-        f"| {'yes' if figure.is_met else '**no**'} | {figure.note} |"
+    rows = [
+        (
+            figure.name,
+            f"{number_text(figure.measured)} {figure.unit}",
+            f"{'≥' if figure.is_at_least else '≤'} {number_text(figure.target)}",
+            "yes" if figure.is_met else "**no**",
+            figure.note,
+        )
         for figure in result.figures
-    )
+    ]
     form = "quick form" if result.is_quick else "long form"
     return (
-        f"| figure | measured | target | met | on |\n|---|---|---|---|---|\n{rows}\n\n"
+        f"{table(('figure', 'measured', 'target', 'met', 'on'), rows)}\n\n"
         f"`{result.command}`, {form}, {result.date}, {result.took_s:,.0f} s, {result.machine}."
     )
 
 
 def number_text(value: float) -> str:
-    """Return a figure as people write it: counts in full, measurements to a few digits."""
+    """Format a figure: counts in full, measurements with three significant digits."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"

@@ -1,4 +1,4 @@
-"""Running the rows of the soak: each in a process of its own, a row per core at a time."""
+"""Runs the rows of the soak tests, each in its own process, one per core at a time."""
 
 import importlib
 import multiprocessing
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from tools.bench.rows import Row
 from tools.soak.results import Result, figure_of
 
-from esper.nissa.run_directory import cpu_model
+from esper.nissa.storage.run_directory import cpu_model
 
 MODULES = {
     "L1": ("kills",),
@@ -29,7 +29,7 @@ MODULES = {
 LONG = ("L10", "L6")
 """Started first, so that no core is left without work at the end."""
 ALONE = ("L9",)
-"""Compares times, which others would disturb; it waits until they are done."""
+"""Measures CPU time, so it runs alone after the others."""
 
 
 def finished(names: Sequence[str], *, is_quick: bool) -> Iterator[tuple[str, Future[Result]]]:

@@ -1,4 +1,4 @@
-"""The same run on other numbers of lanes and with lanes that dawdle at random."""
+"""The same run with different numbers of lanes and random delays."""
 
 import random
 import tempfile
@@ -47,7 +47,7 @@ def _dawdling(rng: random.Random, call: Any, *arguments: Any) -> Any:
 
 @contextmanager
 def dawdling_lanes(seed: int) -> Iterator[None]:
-    """Let every piece of env work begin late, at random."""
+    """Delay every piece of env work at random."""
     rng = random.Random(seed)
     originals = {name: getattr(TrainingWork, name) for name in PASSES}
     try:

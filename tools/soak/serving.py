@@ -1,4 +1,4 @@
-"""A live server on a thread of its own, for clients that mean no good."""
+"""A live server on its own thread, for hostile clients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ from typing import NamedTuple
 from anyio.from_thread import start_blocking_portal
 
 from esper.leyline.config import Job
-from esper.nissa.hub import TelemetryHub
-from esper.nissa.run_directory import build_manifest, create_run_directory
-from esper.nissa.security import Security
-from esper.nissa.server import ServerAddress, build_app, serve
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.security import Security
+from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.storage.run_directory import build_manifest, create_run_directory
 
 LOOPBACK = "127.0.0.1"
 
@@ -28,7 +28,7 @@ class Served(NamedTuple):
 def served_hub(
     folder: Path, *, token: str | None = None, max_arrivals_per_s: float = 1e6
 ) -> Iterator[Served]:
-    """Serve a fresh run until the end of the block, to clients that come as fast as they can."""
+    """Serve a new run until the end of the block, without limiting the rate of connections."""
     manifest = build_manifest(Job(), command="ppo", machine_kind="soak")
     hub = TelemetryHub(create_run_directory(folder, manifest), run_id=manifest.run_id)
     security = Security(host=LOOPBACK, token=token)

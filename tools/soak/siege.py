@@ -23,7 +23,6 @@ from esper.tolaria.engine import LaneEngine
 
 LOOPBACK = "127.0.0.1"
 TOKEN = "open sesame"
-NUM_CONNECTIONS = 200
 PAUSE_S = 0.005
 """Between two deeds of an attacker: on two cores it would else take the run's time by itself."""
 # Made once: an attacker on the run's own cores should cost it nothing but its attacks.
@@ -69,14 +68,6 @@ def long_line(port: int) -> bytes:
 def nonsense(port: int, rng: random.Random) -> bytes:
     """Send bytes that are no request at all."""
     return answer_to(port, rng.randbytes(rng.randint(1, 4096)) + b"\r\n\r\n")
-
-
-def has_hung_up(client: socket.socket) -> bool:
-    """Wait for the server to end a connection on which it has nothing to say."""
-    try:
-        return client.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 def reconnect(port: int, num_times: int) -> None:
@@ -205,14 +196,14 @@ def rows(is_quick: bool) -> Iterator[Row]:
             ratios.append(work_seconds(folder, 2, num_steps) / calm)
         growth = rss_bytes() - before
     yield Row(
-        name="L9 CPU time of lanes and control, besieged",
+        name="L9 CPU time of lanes and control, under attack",
         measured=statistics.median(ratios),
         target=1.05,
         unit="of undisturbed",
-        note=f"median of {num_repetitions}; two attackers on the same cores, a deed each 5 ms",
+        note=f"median of {num_repetitions}; two attackers on the same cores, one attack every 5 ms",
     )
     yield Row(
-        name="L9 memory gained under siege",
+        name="L9 memory growth under attack",
         measured=growth / 2**20,
         target=32.0,
         unit="MiB",

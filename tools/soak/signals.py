@@ -1,4 +1,4 @@
-"""Runs that are told to stop at any moment: prompt, clean, and resumable to the same end."""
+"""Signals at any moment of a run: prompt and clean exit, and resume to the same result."""
 
 import random
 import shutil
@@ -15,8 +15,8 @@ from tools.soak.fingerprints import fingerprint, latest_checkpoint
 from tools.soak.kills import Whole, random_moment, whole_run
 
 from esper.leyline.errors import ExitCode
-from esper.nissa.journal import EVENTS_FILE
-from esper.nissa.validation import validate_run
+from esper.nissa.analysis.validation import validate_run
+from esper.nissa.storage.journal import EVENTS_FILE
 from esper.simic.training.resuming import load_run
 
 QUICK_STOPS, FULL_STOPS = 10, 200
@@ -25,16 +25,16 @@ MAX_STOP_S = 2.0
 
 
 class Stop(NamedTuple):
-    """One run that was told to stop."""
+    """One run that was stopped by a signal."""
 
     seconds: float
     """From the signal to the end of the process."""
     has_resumed: bool
-    """There was something left to do, and it came to the same end."""
+    """Whether it was resumed, with the same result."""
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free local port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -46,7 +46,7 @@ def random_stop(rng: random.Random, whole: Whole) -> Moment:
 
 
 def stop_and_look(folder: Path, moment: Moment, whole: Whole, *, resumes: bool) -> Stop | None:
-    """Stop one run and look at everything it leaves; None if it had ended before."""
+    """Stop one run and check everything it leaves; None if it had already ended."""
     telemetry_dir = folder / "stopped"
     shutil.rmtree(telemetry_dir, ignore_errors=True)
     port = free_port()
@@ -95,7 +95,7 @@ def _resumes_to(whole: Whole, telemetry_dir: Path) -> bool:
 
 
 def rows(is_quick: bool) -> Iterator[Row]:
-    """Stop, look, resume: row L5."""
+    """Stop, check, resume: row L5."""
     target = QUICK_STOPS if is_quick else FULL_STOPS
     rng = random.Random(5)
     stops: list[Stop] = []

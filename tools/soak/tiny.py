@@ -1,6 +1,6 @@
-"""Tasks that cost next to nothing: one with augmentation, one with dropout."""
+"""Tasks that cost next to nothing: one with augmentation, one with dropout; and their parts."""
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -27,40 +27,44 @@ BLOCK_SIZE: Final = 8
 SIZES: Final = {"train": 48, "val": 24, "test": 24}
 
 
-def _images(num_rows: int) -> Split:
-    generator = torch.Generator().manual_seed(num_rows)
+def image_split(num_rows: int, seed: int) -> Split:
+    """Return noise whose mean is its class."""
+    generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(NUM_CLASSES, (num_rows,), generator=generator)
     noise = torch.randn(num_rows, 1, 8, 8, generator=generator)
     return Split(inputs=noise + targets.view(-1, 1, 1, 1), targets=targets)
 
 
-def _text(num_rows: int) -> Split:
-    generator = torch.Generator().manual_seed(num_rows)
+def text_split(num_rows: int, seed: int) -> Split:
+    """Return random tokens, each row with the next token of every place as its target."""
+    generator = torch.Generator().manual_seed(seed)
     text = torch.randint(NUM_TOKENS, (num_rows, BLOCK_SIZE + 1), generator=generator)
     return Split(inputs=text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())
 
 
 def _load_images(_: TaskSpec, __: DataRequest) -> TensorDataset:
-    return TensorDataset(**{part: _images(size) for part, size in SIZES.items()}, crop_padding=1)
+    parts = {part: image_split(size, seed=size) for part, size in SIZES.items()}
+    return TensorDataset(**parts, crop_padding=1)
 
 
 def _load_text(_: TaskSpec, __: DataRequest) -> TensorDataset:
-    return TensorDataset(**{part: _text(size) for part, size in SIZES.items()})
+    return TensorDataset(**{part: text_split(size, seed=size) for part, size in SIZES.items()})
 
 
-def _spec(name: str, kind: TaskKind, host: HostSpec) -> TaskSpec:
-    return TaskSpec(
-        name=name,
-        summary="a task that costs next to nothing",
-        kind=kind,
-        dataset=name,
-        host=host,
-        batch_size=12,
-        batch_mode=BatchMode.BROADCAST,
-        baseline_loss=1.1,
-        target_loss=0.1,
-        loss_delta_std=0.05,
-        defaults={
+def tiny_task(name: str, kind: TaskKind, host: HostSpec, **changes: Any) -> TaskSpec:
+    """Return a task whose data set has its name, with a small policy by default."""
+    facts: dict[str, Any] = {
+        "name": name,
+        "summary": "a task that costs next to nothing",
+        "kind": kind,
+        "dataset": name,
+        "host": host,
+        "batch_size": 12,
+        "batch_mode": BatchMode.BROADCAST,
+        "baseline_loss": 1.1,
+        "target_loss": 0.1,
+        "loss_delta_std": 0.05,
+        "defaults": {
             "slots": host.slot_ids[:2],
             "n_episodes": 3,
             "n_envs": 2,
@@ -68,7 +72,8 @@ def _spec(name: str, kind: TaskKind, host: HostSpec) -> TaskSpec:
             "lstm_hidden_dim": 8,
             "feature_dim": 8,
         },
-    )
+    }
+    return TaskSpec(**{**facts, **changes})
 
 
 def register_tiny_tasks() -> None:
@@ -87,5 +92,5 @@ def register_tiny_tasks() -> None:
         dropout=0.2,
         vocab_size=NUM_TOKENS,
     )
-    register_task(_spec(IMAGES, TaskKind.CLASSIFICATION, images), load=_load_images)
-    register_task(_spec(TEXT, TaskKind.LANGUAGE_MODEL, text), load=_load_text)
+    register_task(tiny_task(IMAGES, TaskKind.CLASSIFICATION, images), load=_load_images)
+    register_task(tiny_task(TEXT, TaskKind.LANGUAGE_MODEL, text), load=_load_text)

@@ -1,4 +1,4 @@
-"""Crashes between any two file operations of a run: what is on the disk then must open."""
+"""Crashes between any two file operations of a run: the files must be recoverable."""
 
 import os
 import tempfile
@@ -15,39 +15,39 @@ from tools.soak.fingerprints import latest_checkpoint
 from tools.soak.schedules import tiny_run
 from tools.soak.tiny import IMAGES
 
-from esper.nissa.files import FileSystem
-from esper.nissa.journal import EVENTS_FILE, cut_back, open_journal
-from esper.nissa.run_directory import MANIFEST_FILE
+from esper.nissa.storage.files import FileSystem
+from esper.nissa.storage.journal import EVENTS_FILE, cut_back, open_journal
+from esper.nissa.storage.run_directory import MANIFEST_FILE
 from esper.simic.training.checkpoint_store import read_checkpoint
 from esper.simic.training.resuming import load_run
 
 QUICK_STRIDE = 4
-"""The quick form looks at every fourth prefix."""
+"""The quick form checks every fourth prefix."""
 
 
 class Operation(NamedTuple):
-    """One thing done to a file."""
+    """One file operation."""
 
     name: str
     path: Path
     data: bytes = b""
-    """What is written."""
+    """The bytes to write."""
     number: int = 0
-    """The flags of an opening, or the length of a cut."""
+    """The flags of an open, or the length of a truncation."""
     target: Path | None = None
-    """The new name of a renaming or of a link."""
+    """The new name of a rename or link."""
 
 
 @dataclass(eq=False, slots=True)
 class Recorder:
-    """Writes down what a run does to its files, in the order in which it is done."""
+    """Records a run's file operations in order."""
 
     operations: list[Operation] = field(default_factory=list)
     _paths: dict[int, Path] = field(default_factory=dict)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Stand around every file system of this process."""
+        """Intercept every file system object of this process."""
         real = {name: getattr(FileSystem, name) for name in _RECORDED}
         with ExitStack() as patches:
             for name, call in real.items():
@@ -83,7 +83,7 @@ _RECORDED = ("open", "write", "fsync", "truncate", "rename", "link", "remove", "
 
 
 class Crash(StrEnum):
-    """What of the last moments reaches the disk."""
+    """Which of the last writes reach the disk."""
 
     WHOLE = "everything that was done"
     TORN = "half of the last write"
@@ -92,14 +92,14 @@ class Crash(StrEnum):
 
 @dataclass(eq=False, slots=True)
 class Disk:
-    """The files after some operations: what they hold, and what of it is safe."""
+    """The files after some operations: their contents, and which part of it is synced."""
 
     directories: set[Path] = field(default_factory=set)
     files: dict[Path, bytes] = field(default_factory=dict)
     synced: dict[Path, bytes] = field(default_factory=dict)
 
     def do(self, operation: Operation) -> None:
-        """Let one operation happen."""
+        """Apply one operation."""
         path = operation.path
         match operation.name:
             case "make_directory":
@@ -126,7 +126,7 @@ class Disk:
                 self.synced.pop(path, None)
 
     def write_to(self, folder: Path, root: Path, crash: Crash) -> None:
-        """Write down what a crash leaves, into another folder."""
+        """Write the files that a crash leaves to another folder."""
         for directory in self.directories:
             (folder / directory.relative_to(root)).mkdir(parents=True, exist_ok=True)
         contents = self.synced if crash is Crash.UNSYNCED else self.files
@@ -135,7 +135,7 @@ class Disk:
 
 
 class Trace(NamedTuple):
-    """What a run did to its files, and what it had written in the end."""
+    """A run's file operations and its final files."""
 
     run_dir: Path
     operations: list[Operation]
@@ -143,7 +143,7 @@ class Trace(NamedTuple):
 
 
 def record_run(folder: Path) -> Trace:
-    """Record a whole run of several rounds, old checkpoints removed and best ones kept."""
+    """Record a whole run of several rounds, including the removal of old checkpoints."""
     recorder = Recorder()
     with recorder.recording():
         run_dir = tiny_run(
@@ -169,7 +169,7 @@ def crashes(trace: Trace, stride: int) -> Iterator[tuple[Disk, Crash]]:
 
 
 def check_opens(run_dir: Path, trace: Trace) -> None:
-    """Hold that what a crash left opens as a state that the run has been in."""
+    """Assert that the files recover to a state that the run was in."""
     if not (run_dir / EVENTS_FILE).exists():
         return
     journal = open_journal(run_dir / EVENTS_FILE, files=FileSystem(), has_checksums=True)
@@ -188,7 +188,7 @@ def check_opens(run_dir: Path, trace: Trace) -> None:
 
 
 def check_all(folder: Path, trace: Trace, stride: int) -> int:
-    """Crash everywhere; return how many crashes there were."""
+    """Simulate every crash; return their number."""
     root = trace.run_dir.parent
     num_crashes = 0
     for disk, crash in crashes(trace, stride):
@@ -207,10 +207,10 @@ def rows(is_quick: bool) -> Iterator[Row]:
         trace = record_run(Path(name))
         num_crashes = check_all(Path(name), trace, QUICK_STRIDE if is_quick else 1)
     yield Row(
-        name="L3 crashes that open as a state of the run",
+        name="L3 crashes that recover a valid state",
         measured=num_crashes,
         target=num_crashes,
         unit="crashes",
         is_at_least=True,
-        note=f"{len(trace.operations)} file operations; whole, torn, and unsynced data lost",
+        note=f"{len(trace.operations)} file operations; completed, torn, or unsynced data lost",
     )

@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 import anyio
 
-from esper.karn.console import Console
-from esper.karn.page import serve_command
-from esper.karn.server import dashboard_routes
-from esper.karn.view_feed import ViewFeed
+from esper.karn.console.console import Console
+from esper.karn.view.view_feed import ViewFeed
+from esper.karn.web.page import serve_command
+from esper.karn.web.routes import dashboard_routes
 from esper.leyline.config import RunOptions
-from esper.nissa.hub import TelemetryHub
-from esper.nissa.run_directory import traces_directory
-from esper.nissa.security import Security
-from esper.nissa.server import ServerAddress, build_app, listen, serve
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.security import Security
+from esper.nissa.live.server import ServerAddress, build_app, listen, serve
+from esper.nissa.storage.run_directory import traces_directory
 
 __all__ = ["RunMonitor", "build_monitor"]
 

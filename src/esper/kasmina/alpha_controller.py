@@ -24,7 +24,7 @@ def curve_progress(curve: AlphaCurve, time: float, steepness: float) -> float:
 
 
 def parked(alpha: float) -> AlphaState:
-    """Return a state at rest on `alpha`."""
+    """Return a state that stays at `alpha`."""
     return AlphaState(alpha=alpha, start=alpha, target=alpha)
 
 

@@ -25,7 +25,7 @@ NOTHING_OFF: Final = Ablation()
 
 
 class PrefixCounts(msgspec.Struct, frozen=True):
-    """How often parts of a model run."""
+    """How many host segments and seeds a forward pass over several ablations evaluates."""
 
     num_segments: int
     num_seeds: int
@@ -49,10 +49,10 @@ def full_factorial(slot_ids: Sequence[str]) -> tuple[Ablation, ...]:
 
 
 def prefix_counts(blended: Sequence[str], ablations: Sequence[Ablation]) -> PrefixCounts:
-    """Count, without running anything, what must run for blended seeds in execution order.
+    """Compute the evaluations that `PrefixWalk` needs; `blended` is in execution order.
 
-    The host from one seed to the next runs once per distinct choice over the seeds before, a seed
-    once per such choice that keeps it on.
+    The host segment after a seed runs once per distinct on/off pattern of the seeds up to it. A
+    seed runs once per distinct pattern of the seeds before it in which it is on.
     """
     choices = [[slot in ablation.off for slot in blended] for ablation in ablations]
     prefixes = [{tuple(choice[:depth]) for choice in choices} for depth in range(len(blended) + 1)]
@@ -81,7 +81,7 @@ class PrefixWalk:
         )
 
     def _descend(self, x: Tensor, depth: int, members: Sequence[int]) -> None:
-        """Run what comes before and behind seed number `depth`, for ablations equal so far."""
+        """Run the model from seed number `depth` on, for ablations that are equal up to it."""
         if not members:
             return
         self._num_segments += 1

@@ -1,4 +1,4 @@
-"""The gates a seed passes on its way: one table of checks, strict and permissive."""
+"""The gates of the lifecycle: one table of checks, for strict and permissive mode."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ class Check:
     name: str
     """Its name in events."""
     text: str
-    """What it asks for, with the rules' fields in braces."""
+    """The condition in words; names of `LifecycleRules` fields in braces are filled in."""
     holds: Callable[[SeedState, LifecycleRules], bool]
     is_strict_only: bool = False
     is_permissive_only: bool = False
@@ -98,7 +98,7 @@ _NOT_EXPLODING: Final = Check(
 GATE_CHECKS: Final[Mapping[Gate, tuple[Check, ...]]] = {
     Gate.G0: (
         Check("seed_id", "the seed has an id", _has_id),
-        Check("blueprint", "the blueprint is a real one", _has_blueprint),
+        Check("blueprint", "the blueprint is not `noop`", _has_blueprint),
     ),
     Gate.G1: (Check("germinated", "the seed is in stage GERMINATED", _is_germinated),),
     Gate.G2: (
@@ -109,13 +109,13 @@ GATE_CHECKS: Final[Mapping[Gate, tuple[Check, ...]]] = {
         ),
         Check(
             "improvement",
-            "the host improved by at least {min_training_improvement_pp} points in the stage",
+            "the host's accuracy rose by at least {min_training_improvement_pp} pp in the stage",
             _has_improved,
             is_strict_only=True,
         ),
         Check(
             "gradient_ratio",
-            "gradient measured, its ratio to the host's at least {min_gradient_ratio}",
+            "gradient measured, and its ratio to the host's at least {min_gradient_ratio}",
             _has_gradient_ratio,
             is_strict_only=True,
         ),
@@ -130,7 +130,7 @@ GATE_CHECKS: Final[Mapping[Gate, tuple[Check, ...]]] = {
     ),
     Gate.G3: (
         Check("alpha_target", "the target of alpha is 1", _aims_at_full_alpha),
-        Check("alpha_arrived", "alpha rests on its target", _has_arrived),
+        Check("alpha_arrived", "alpha has reached its target", _has_arrived),
         Check(
             "blending_steps",
             "at least {min_blending_steps} steps in the stage",
@@ -143,7 +143,7 @@ GATE_CHECKS: Final[Mapping[Gate, tuple[Check, ...]]] = {
         _NOT_EXPLODING,
         Check(
             "contribution",
-            "contribution at least {min_fossilize_contribution_pp} points",
+            "contribution at least {min_fossilize_contribution_pp} pp",
             _contributes_enough,
             is_strict_only=True,
         ),

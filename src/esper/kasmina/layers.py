@@ -102,7 +102,7 @@ class ZeroGroupNorm(nn.GroupNorm):
 
 
 def num_groups(channels: int) -> int:
-    """Return the largest known group count that leaves 16 channels per group, or just divides."""
+    """Return the largest group count with at least 16 channels per group, or any that divides."""
     divisors = [count for count in GROUP_COUNTS if channels % count == 0]
     wide = (count for count in divisors if channels // count >= MIN_CHANNELS_PER_GROUP)
     return next(wide, divisors[0])

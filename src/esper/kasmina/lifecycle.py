@@ -66,40 +66,41 @@ class OperationRule(msgspec.Struct, frozen=True, kw_only=True):
     """When an operation is accepted, and what it does then."""
 
     stages: frozenset[Stage]
-    """Where it is accepted; DORMANT stands for an empty slot."""
+    """Stages in which it is accepted; DORMANT stands for an empty slot."""
     needs_rest: bool = False
-    """Refused while alpha moves."""
+    """Whether it is refused during an alpha ramp."""
     effect: str
 
 
 OPERATIONS: Final[Mapping[Operation, OperationRule]] = {
     Operation.GERMINATE: OperationRule(
         stages=frozenset({Stage.DORMANT}),
-        effect="G0, then the seed is built, probed and planted; all or nothing",
+        effect="evaluates G0, then builds the seed, checks its output shape and inserts it; if any "
+        "of this fails, the slot is unchanged",
     ),
     Operation.ADVANCE: OperationRule(
         stages=ADVANCEABLE_STAGES,
-        effect="asks the next stage's gate; BLENDING starts the first ramp, HOLDING parks alpha "
-        "at 1",
+        effect="evaluates the next stage's gate and enters the stage; BLENDING starts the first "
+        "ramp, HOLDING sets alpha to 1",
     ),
     Operation.FOSSILIZE: OperationRule(
         stages=frozenset({Stage.HOLDING}),
-        effect="G5, then the seed is permanent and goes on training",
+        effect="evaluates G5, then makes the seed permanent; it continues to train",
     ),
     Operation.PRUNE: OperationRule(
-        stages=PRUNABLE_STAGES, effect="drops the module at once; the cooldown begins"
+        stages=PRUNABLE_STAGES, effect="removes the module immediately and starts the cooldown"
     ),
     Operation.SCHEDULE_PRUNE: OperationRule(
         stages=PRUNABLE_STAGES,
         needs_rest=True,
-        effect="ramps alpha down to 0 with frozen parameters, then prunes; at once where alpha is "
+        effect="ramps alpha down to 0 with frozen parameters, then prunes; immediately if alpha is "
         "0 or the ramp has no steps",
     ),
     Operation.SET_ALPHA_TARGET: OperationRule(
         stages=RETARGETABLE_STAGES,
         needs_rest=True,
-        effect="ramps alpha to a target above 0 and keeps the algorithm; below 1 a held seed goes "
-        "back to BLENDING; parameters are frozen on the way down",
+        effect="ramps alpha to a target above 0 with the same blending operator; a seed in HOLDING "
+        "returns to BLENDING if the target is below 1; parameters are frozen while alpha falls",
     ),
 }
 """The operations and their preconditions."""
@@ -126,7 +127,7 @@ class StageChanged(msgspec.Struct, frozen=True, kw_only=True):
     to_stage: Stage
     steps_in_from_stage: int
     alpha: float
-    """Just before the move."""
+    """The value before the transition."""
     accuracy_delta_pp: float | None
 
 
@@ -308,14 +309,14 @@ def _may_leave_training(state: SeedState, rules: LifecycleRules) -> bool:
 
 
 def _may_leave_blending(state: SeedState, rules: LifecycleRules) -> bool:
-    # A seed parked at a partial target, or one too young, would only fail its gate step by step.
+    # Skip seeds whose gate would certainly fail, so that no failed evaluation is emitted each step.
     is_due = rules.permissive or state.steps_in_stage >= rules.min_blending_steps
     return Gate.G3 in rules.auto_forward and is_due and state.alpha.target >= 1.0 - ALPHA_TOLERANCE
 
 
 def _pass_gate(state: SeedState, rules: LifecycleRules) -> Transition:
     target = next_stage(state.stage)
-    assert target is not None, f"nothing follows on {state.stage.name}"
+    assert target is not None, f"no stage follows {state.stage.name}"
     gate = GateEvaluated(state.seed_id, evaluate_gate(state, target, rules))
     if not gate.result.passed:
         return Transition(state=state, effects=(gate,), refusal=_gate_refusal(gate.result))

@@ -1,4 +1,4 @@
-"""The grown network: a host with slots, its operations, and its counterfactual forward pass."""
+"""A host with slots and seeds, its operations, and its counterfactual forward pass."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -43,7 +43,7 @@ class MorphogeneticModel(nn.Module):
             self._route.injection_specs(), self._route.execution_order(), slot_ids
         )
         self.num_host_params = sum(parameter.numel() for parameter in host.parameters())
-        """The host never grows, seeds do."""
+        """Constant: growth adds parameters to the slots only."""
         channels = self.slot_config.channels_by_id()
         self.slots = nn.ModuleDict(
             {
@@ -115,7 +115,7 @@ class MorphogeneticModel(nn.Module):
     def germinate(
         self, slot_id: str, request: GerminationRequest, generator: torch.Generator
     ) -> Transition:
-        """Plant a seed whose parameters are drawn from `generator`, all or nothing."""
+        """Germinate a seed, drawing its parameters from `generator`; on failure change nothing."""
         return self.slot(slot_id).germinate(request, generator, self._device)
 
     def tick(self) -> None:
@@ -128,20 +128,20 @@ class MorphogeneticModel(nn.Module):
             for payload in payloads:
                 slot.emit(payload)
 
-    # --- What is there -----------------------------------------------------------------------
+    # --- Parameters and reports --------------------------------------------------------------
 
     def host_parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the host's parameters, a shared one once."""
+        """Yield the host's parameters, each shared one once."""
         return self.host.parameters()
 
     @property
     def num_seed_params(self) -> int:
-        """Count the parameters of all seeds, gate networks included, trainable or not."""
+        """Return the number of parameters of all seeds and gate networks, frozen ones included."""
         return sum(slot.num_params for slot in self.all_slots())
 
     @property
     def num_fossils(self) -> int:
-        """Count the fossils."""
+        """Return the number of fossilized seeds."""
         stages = (lifecycle.stage_of(slot.state) for slot in self.all_slots())
         return sum(stage is Stage.FOSSILIZED for stage in stages)
 
@@ -172,7 +172,7 @@ class MorphogeneticModel(nn.Module):
         state = self.slot(slot_id).state
         return state.alpha.alpha if state is not None and state.is_blended else 0.0
 
-    # --- Stored and rebuilt ------------------------------------------------------------------
+    # --- Saving and loading ------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return primitives and tensors from which `load_state` can restore this model.
@@ -220,8 +220,8 @@ class MorphogeneticModel(nn.Module):
         if differing:
             name, shape = min(differing)
             raise ContractError(
-                f"stored weights do not fit this model: {name} of shape {tuple(shape)} is on one "
-                "side only"
+                f"stored weights do not match this model: {name} with shape {tuple(shape)} exists "
+                "in only one of them"
             )
 
     def _stored_seeds(self, stored: dict[str, Any]) -> dict[str, SeedState | None]:

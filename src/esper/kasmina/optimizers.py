@@ -96,9 +96,10 @@ class SeedOptimizers:
     _by_slot: dict[str, torch.optim.SGD] = field(default_factory=dict)
 
     def sync_with(self, model: MorphogeneticModel) -> None:
-        """Match the model's seeds: new ones get an optimizer, gone ones lose theirs, others stay.
+        """Create optimizers for new seeds, remove those of removed seeds, leave the others.
 
-        A seed is the same while its parameters are the same objects, a fossil's included.
+        A seed counts as unchanged while its parameters are the same objects. Fossilized seeds
+        continue to train and so keep their optimizer.
         """
         kept: dict[str, torch.optim.SGD] = {}
         for slot in model.all_slots():

@@ -32,7 +32,7 @@ BLENDED_STAGES: Final = frozenset({Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZ
 
 
 class PruneCause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a seed is removed, and by whom."""
+    """The reason of a prune, and its initiator."""
 
     reason: str = "policy_prune"
     initiator: str = "policy"
@@ -47,11 +47,11 @@ class GerminationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tempo_steps: int = 5
     """Length of the first ramp."""
     alpha_target: float = 1.0
-    """Where the first ramp ends."""
+    """Alpha at the end of the first ramp."""
     accuracy_pct: float | None = None
-    """The host's accuracy at this moment, where it was measured."""
+    """The host's current accuracy, if measured."""
     step: int = 0
-    """Step of the episode; 0 also for seeds that are there from its beginning."""
+    """Step of the episode; 0 also for seeds present from its start."""
 
 
 class Ramp(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stage_improvement_pp(self) -> float | None:
-        """Return the host's change since the stage began."""
+        """Return the change of the host's accuracy since the start of the stage."""
         return difference(self.current_accuracy_pct, self.accuracy_at_stage_start_pct)
 
 
@@ -105,7 +105,7 @@ class SeedState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_blended(self) -> bool:
-        """Tell whether the seed changes the host's output."""
+        """Return whether the seed changes the host's output."""
         return self.stage in BLENDED_STAGES and self.alpha.alpha > 0.0
 
     @property
@@ -115,7 +115,7 @@ class SeedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_accuracy(state: SeedState, accuracy_pct: float) -> SeedState:
-    """Record the host's accuracy; the first one of a seed is also its starting point."""
+    """Record the host's accuracy; a seed's first one is also its value at germination."""
     measured = state.measured
     start = measured.accuracy_at_stage_start_pct
     germination = measured.accuracy_at_germination_pct
@@ -189,7 +189,7 @@ def report_of(
 
 
 def difference(current: float | None, earlier: float | None) -> float | None:
-    """Subtract two measurements; unknown when either is."""
+    """Return `current - earlier`, or None if either was not measured."""
     return None if current is None or earlier is None else current - earlier
 
 

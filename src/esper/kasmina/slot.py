@@ -1,4 +1,4 @@
-"""A slot: owns at most one seed's module and applies what the lifecycle decides."""
+"""A slot: owns at most one seed's modules and applies lifecycle transitions to them."""
 
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias
@@ -46,7 +46,7 @@ def discard(_payload: Payload) -> None:
 
 
 class SeedModules(NamedTuple):
-    """What a seed is made of; the gate network is there for gated seeds only."""
+    """The modules of a seed; only seeds blended by GATE have a gate network."""
 
     seed: nn.Module | None = None
     gate: nn.Module | None = None
@@ -90,7 +90,7 @@ class SeedSlot(nn.Module):
 
     @property
     def is_blended(self) -> bool:
-        """Tell whether the seed changes what passes through the slot."""
+        """Return whether the seed changes the slot's output."""
         return self.state is not None and self.state.is_blended
 
     @property
@@ -108,7 +108,7 @@ class SeedSlot(nn.Module):
         return h
 
     def compose(self, h: Tensor, alpha: Tensor) -> Tensor:
-        """Mix the seed into `h`; alpha is a scalar or has one entry per sample."""
+        """Blend the seed's output into `h`; alpha is a scalar or has one entry per sample."""
         assert self.seed is not None, f"{self.slot_id} has no module"
         s = self.seed(h)
         match self._occupant().style.algorithm:
@@ -122,7 +122,7 @@ class SeedSlot(nn.Module):
 
     def _alpha_like(self, h: Tensor) -> Tensor:
         if self._alpha is None or self._alpha.device != h.device:
-            # Validation runs in inference mode, whose tensors autograd would refuse later.
+            # Validation runs in inference mode, and autograd cannot use tensors created there.
             with torch.inference_mode(False):
                 self._alpha = torch.full((), self._occupant().alpha.alpha, device=h.device)
         return self._alpha
@@ -135,7 +135,7 @@ class SeedSlot(nn.Module):
         generator: torch.Generator,
         device: torch.device | None = None,
     ) -> Transition:
-        """Plant a seed whose parameters are drawn from `generator`, all or nothing."""
+        """Germinate a seed, drawing its parameters from `generator`; on failure change nothing."""
         outcome = lifecycle.germinate(self.state, request, self.rules)
         if outcome.state is not None and outcome.succeeded:
             self._plant(self._build(outcome.state, generator, device))
@@ -240,7 +240,7 @@ class SeedSlot(nn.Module):
         self._set_state(state)
         self._freeze(is_frozen=state is not None and state.is_frozen)
 
-    # --- Inside ------------------------------------------------------------------------------
+    # --- Internals ---------------------------------------------------------------------------
 
     def _commit(self, outcome: Transition) -> Transition:
         for payload in self.apply_outcome(outcome):
@@ -268,8 +268,8 @@ class SeedSlot(nn.Module):
             output = seed(torch.zeros(shape, device=device))
         if output.shape != shape:
             raise ContractError(
-                f"slot {self.slot_id!r}: the seed turned {shape} into {tuple(output.shape)}; "
-                "a seed must keep the shape"
+                f"slot {self.slot_id!r}: the seed maps shape {shape} to {tuple(output.shape)}; "
+                "a seed must preserve the shape"
             )
 
     def _plant(self, modules: SeedModules) -> None:
@@ -285,5 +285,5 @@ class SeedSlot(nn.Module):
 
     def _occupant(self) -> SeedState:
         if self.state is None:
-            raise ContractError(f"slot {self.slot_id!r} is empty; there is no seed to speak of")
+            raise ContractError(f"slot {self.slot_id!r} is empty")
         return self.state

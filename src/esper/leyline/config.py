@@ -1,10 +1,17 @@
 """Configuration: what determines a run's result, and how one execution of it is run."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
+from esper.leyline.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+)
 from esper.leyline.rewards import LossRewardConfig, RewardConfig, RewardFamily, RewardMode
 from esper.leyline.slots import DEFAULT_SLOT_IDS
 from esper.leyline.stages import LifecycleRules
@@ -73,14 +80,14 @@ class GovernorConfig(_Config, frozen=True, kw_only=True):
     """Standard deviations above the mean loss."""
     loss_multiplier: float = 3.0
     absolute_threshold: float = 12.0
-    history_window: int = 20
-    min_samples: int = 10
+    history_window: Annotated[int, msgspec.Meta(ge=2)] = 20
+    min_samples: Annotated[int, msgspec.Meta(ge=2)] = 10
     panics_to_rollback: int = 3
     death_penalty: float = 10.0
     lobotomy_prior: float = 0.6
     """The mean loss must have been below this fraction of the random-guess loss."""
     lobotomy_tolerance: float = 0.065
-    snapshot_every: int = 5
+    snapshot_every: PositiveInt = 5
 
 
 class TelemetryConfig(_Config, frozen=True, kw_only=True):
@@ -88,10 +95,10 @@ class TelemetryConfig(_Config, frozen=True, kw_only=True):
 
     level: str = "normal"
     auto_escalate: bool = True
-    escalation_steps: int = 5
+    escalation_steps: PositiveInt = 5
     lifecycle_only: bool = False
     """Of the per-step events, only those of seeds."""
-    gradient_stride: int = 10
+    gradient_stride: PositiveInt = 10
     """Batches between two gradient measurements; gates and features depend on it."""
 
 
@@ -103,13 +110,13 @@ class ProfilerConfig(_Config, frozen=True, kw_only=True):
     """Write torch profiler traces of all threads, for a trace viewer."""
     torch_dir: str = "./profiler_traces"
     """Directory for traces, relative to the run directory."""
-    torch_wait: int = 1
+    torch_wait: NonNegativeInt = 1
     """Steps before the first trace, and between two."""
-    torch_warmup: int = 1
+    torch_warmup: PositiveInt = 1
     """Warm-up steps: recorded and discarded, as the profiler is slow to start."""
-    torch_active: int = 3
+    torch_active: PositiveInt = 3
     """Steps recorded in one trace."""
-    torch_repeat: int = 1
+    torch_repeat: NonNegativeInt = 1
     """Number of traces; 0 repeats until the run ends."""
     torch_record_shapes: bool = False
     torch_profile_memory: bool = False
@@ -124,19 +131,19 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     # What
     task: str = "digits"
     preset: str | None = None
-    n_episodes: int = 100
+    n_episodes: PositiveInt = 100
     """Rounds (the name is the public entry point's)."""
-    n_envs: int = 4
-    max_epochs: int = 150
+    n_envs: PositiveInt = 4
+    max_epochs: PositiveInt = 150
     """Steps per episode (the name is the public entry point's)."""
-    slots: tuple[str, ...] = DEFAULT_SLOT_IDS
-    max_seeds: int | None = None
+    slots: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = DEFAULT_SLOT_IDS
+    max_seeds: PositiveInt | None = None
     """Seeds alive or fossilized at once in one env; None is unlimited."""
-    seed: int = 42
+    seed: NonNegativeInt = 42
     group_id: str = "default"
     # Data
     data: DataSource = DataSource.AUTO
-    batch_size_per_env: int | None = None
+    batch_size_per_env: PositiveInt | None = None
     """None uses the task's value."""
     batch_mode: BatchMode | None = None
     """None uses the task's value."""
@@ -145,54 +152,54 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     # Devices and precision
     device: str = "auto"
     """The policy's device; `auto` selects CUDA if available."""
-    devices: tuple[str, ...] | None = None
+    devices: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | None = None
     """The envs' devices, assigned round-robin; None uses the policy's device."""
     amp: bool = False
     amp_dtype: AmpDtype = AmpDtype.AUTO
     compile_mode: CompileMode = CompileMode.AUTO
     # Hosts and seeds
-    host_lr: float | None = None
+    host_lr: PositiveFloat | None = None
     """None uses the task's value; the same holds for seed_lr."""
-    seed_lr: float | None = None
-    max_grad_norm: float | None = 1.0
+    seed_lr: PositiveFloat | None = None
+    max_grad_norm: PositiveFloat | None = 1.0
     """Gradient clipping norm, applied to the host and each seed separately; None disables it."""
     lifecycle: LifecycleRules = LifecycleRules()
     governor: GovernorConfig = GovernorConfig()
     # Policy
-    lstm_hidden_dim: int = 512
-    feature_dim: int = 512
+    lstm_hidden_dim: PositiveInt = 512
+    feature_dim: PositiveInt = 512
     # Update
-    lr: float = 3e-4
-    clip_ratio: float = 0.2
-    gamma: float = 0.995
-    gae_lambda: float = 0.98
-    ppo_updates_per_batch: int = 1
+    lr: PositiveFloat = 3e-4
+    clip_ratio: PositiveFraction = 0.2
+    gamma: PositiveFraction = 0.995
+    gae_lambda: PositiveFraction = 0.98
+    ppo_updates_per_batch: PositiveInt = 1
     """PPO updates on each round's rollout; a KL stop ends the series. Schedules count rounds."""
-    recurrent_n_epochs: int = 4
+    recurrent_n_epochs: PositiveInt = 4
     """Passes over the rollout within one update."""
-    target_kl: float | None = 0.015
-    policy_max_grad_norm: float = 5.0
-    weight_decay: float = 0.0
-    value_coef: float = 0.5
-    value_coef_start: float | None = None
+    target_kl: PositiveFloat | None = 0.015
+    policy_max_grad_norm: PositiveFloat = 5.0
+    weight_decay: NonNegativeFloat = 0.0
+    value_coef: NonNegativeFloat = 0.5
+    value_coef_start: NonNegativeFloat | None = None
     """None starts the warm-up at a tenth of value_coef."""
-    value_warmup_batches: int = 10
-    entropy_coef: float = 0.05
-    entropy_coef_start: float | None = None
-    entropy_coef_end: float | None = None
-    entropy_coef_min: float = 0.01
-    entropy_anneal_episodes: int = 0
+    value_warmup_batches: NonNegativeInt = 10
+    entropy_coef: NonNegativeFloat = 0.05
+    entropy_coef_start: NonNegativeFloat | None = None
+    entropy_coef_end: NonNegativeFloat | None = None
+    entropy_coef_min: NonNegativeFloat = 0.01
+    entropy_anneal_episodes: NonNegativeInt = 0
     entropy_coef_per_head: dict[str, float] = {}
     """Replaces the entropy weight of single heads."""
-    total_train_steps: int | None = None
+    total_train_steps: PositiveInt | None = None
     """Rounds over which the floor penalty is scheduled; None takes the run's number of rounds."""
     # Reward
     reward_family: RewardFamily = RewardFamily.CONTRIBUTION
     reward_mode: RewardMode = RewardMode.SHAPED
     reward: RewardConfig = RewardConfig()
     loss_reward: LossRewardConfig = LossRewardConfig()
-    plateau_threshold: float = 0.5
-    improvement_threshold: float = 2.0
+    plateau_threshold: NonNegativeFloat = 0.5
+    improvement_threshold: NonNegativeFloat = 2.0
     # Observation of the run
     telemetry: TelemetryConfig = TelemetryConfig()
 
@@ -200,14 +207,14 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
 class RunOptions(_Config, frozen=True, kw_only=True):
     """Options for one execution of a run; none of them affects the result."""
 
-    lanes: int | None = None
+    lanes: PositiveInt | None = None
     """Worker threads; None uses one per env, at most one per core."""
-    lane_deadline_s: float = 60.0
+    lane_deadline_s: PositiveFloat = 60.0
     telemetry_dir: str = "./runs"
     fsync: FsyncPolicy = FsyncPolicy.ROUND
-    fsync_interval_ms: int = 100
+    fsync_interval_ms: PositiveInt = 100
     data_dir: str | None = None
-    checkpoint_every: int = 1
+    checkpoint_every: PositiveInt = 1
     """Rounds between two checkpoints."""
     save_path: str | None = None
     resume_path: str | None = None

@@ -1,5 +1,7 @@
 """How a job comes together: layers are merged, converted and cross-checked in one place.
 
+The range of a single number stands on its field and is checked by the conversion.
+
 Later layers win: the structs' own defaults, the task's, the preset's, a file's, and the command
 line's. Every layer is checked for unknown keys under its own name; the merged job is converted and
 checked as a whole, so that no combination slips through between two layers.
@@ -14,8 +16,9 @@ from typing import Final, TypeAlias, get_args
 import msgspec
 
 from esper.leyline.actions import HEADS
-from esper.leyline.config import Job, RunOptions, TrainingConfig
+from esper.leyline.config import Job, TrainingConfig
 from esper.leyline.errors import ConfigError, InvalidValueError, UnknownKeyError, nearest_name
+from esper.leyline.ranges import range_of
 from esper.leyline.rewards import RewardFamily, RewardMode
 from esper.leyline.slots import parse_slot_id
 from esper.leyline.stages import Gate
@@ -27,6 +30,9 @@ __all__ = ["Layer", "layer_from_text", "merge_job", "merge_layers"]
 
 Layer: TypeAlias = Mapping[str, object]
 """Some of a job's keys: tables `training` and `run`, as a file has them."""
+
+_OUT_OF_RANGE: Final = re.compile(r"` (of length )?[<>]=? ")
+"""What msgspec's message has about a value of the right type outside its range."""
 
 
 def merge_job(
@@ -51,14 +57,15 @@ def merge_job(
         (f"task {task.name}", {"training": task.defaults}),
         (f"preset {preset_name}", {"training": {**preset, "preset": preset_name}}),
     ]
-    for source, layer in (*base, *layers):
+    named = (*base, *layers)
+    for source, layer in named:
         try:
             _check_keys(layer, Job, source, "")
         except RecursionError:
             raise ConfigError(f"{source}: is nested too deeply") from None
         merged = _overlay(merged, layer)
-    job = _convert(merged, [source for source, _ in layers])
-    _check_job(job, task)
+    job = _convert(merged, named)
+    _check_job(job, task, named)
     return job, task
 
 
@@ -132,17 +139,35 @@ def _overlay(lower: Layer, upper: Layer) -> dict[str, object]:
     return merged
 
 
-def _convert(merged: Layer, sources: Sequence[str]) -> Job:
+def _convert(merged: Layer, layers: Sequence[tuple[str, Layer]]) -> Job:
     try:
         return msgspec.convert(merged, Job)
     except msgspec.ValidationError as error:
-        reason, _, location = str(error).partition(" - at `$.")
-        key = location.rstrip("`")
-        parts = [part for part in re.split(r"[.\[\]]+", key) if part]
-        choices = _choices_at(parts)
-        constraint = f"must be one of {', '.join(choices)}" if choices else reason.lower()
-        value = _value_at(merged, parts)
-        raise InvalidValueError(key, value, constraint, " + ".join(sources)) from None
+        raise _invalid_value(str(error), merged, layers) from None
+
+
+def _invalid_value(
+    message: str, merged: Layer, layers: Sequence[tuple[str, Layer]]
+) -> InvalidValueError:
+    """Turn msgspec's message, which ends in the path of a value, into a sentence about its key."""
+    reason, _, location = message.partition(" - at ")
+    key = location.partition("$.")[2].rstrip("`").removesuffix("[...]")
+    parts = [part for part in re.split(r"[.\[\]]+", key) if part]
+    constraint = _constraint_at(parts, reason)
+    return InvalidValueError(
+        key, _value_at(merged, parts), constraint, _source_of(layers, parts) or "config"
+    )
+
+
+def _source_of(layers: Sequence[tuple[str, Layer]], parts: Sequence[str]) -> str | None:
+    """Return the layer that decides the value at this place: the last one that has it."""
+    return next((source for source, layer in reversed(layers) if _has(layer, parts)), None)
+
+
+def _has(node: object, parts: Sequence[str]) -> bool:
+    if not parts or not isinstance(node, Mapping):
+        return True
+    return parts[0] in node and _has(node[parts[0]], parts[1:])
 
 
 def _value_at(node: object, parts: Sequence[str]) -> object:
@@ -154,12 +179,20 @@ def _value_at(node: object, parts: Sequence[str]) -> object:
     return node
 
 
-def _choices_at(parts: Sequence[str]) -> list[str]:
-    """Return the values of the enum field at this place, or nothing for other fields."""
+def _constraint_at(parts: Sequence[str], reason: str) -> str:
     kind: object = Job
     for part in parts:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             kind = {field.name: field.type for field in msgspec.structs.fields(kind)}[part]
+    choices = _choices(kind)
+    if choices:
+        return f"must be one of {', '.join(choices)}"
+    allowed = range_of(kind) if _OUT_OF_RANGE.search(reason) else None
+    return reason.lower() if allowed is None else allowed
+
+
+def _choices(kind: object) -> list[str]:
+    """Return the values of an enum field, or nothing for other fields."""
     return [
         str(member.value)
         for item in (kind, *get_args(kind))
@@ -168,64 +201,23 @@ def _choices_at(parts: Sequence[str]) -> list[str]:
     ]
 
 
-def _check_job(job: Job, task: TaskSpec) -> None:
-    """Check what types cannot say: ranges, and fields that must agree with each other."""
+_Check: TypeAlias = tuple[str, object, bool, str]
+
+
+def _check_job(job: Job, task: TaskSpec, layers: Sequence[tuple[str, Layer]]) -> None:
+    """Check what types cannot say: names, and fields that must agree with each other."""
     for key, value, is_valid, constraint in (
         *_training_checks(job.training),
         *_slot_checks(job.training, task),
         *_group_checks(job.training),
-        *_reward_checks(job.training),
-        *_run_checks(job.run),
-        *_profiler_checks(job),
+        *_run_checks(job),
     ):
         if not is_valid:
-            raise InvalidValueError(key, value, constraint)
-
-
-_POSITIVE_REWARD_FIGURES: Final = (
-    "rent_host_params_floor",
-    "param_budget",
-    "escrow_stable_window",
-    "min_drip_steps",
-    "max_drip_per_step",
-    "fossilize_quality_ceiling",
-    "hacking_ratio_threshold",
-    "unbacked_contribution_scale",
-)
-"""What rewards divide by, or look back over."""
-
-_Check: TypeAlias = tuple[str, object, bool, str]
+            source = _source_of(layers, key.split(".")) or "config"
+            raise InvalidValueError(key, value, constraint, source)
 
 
 def _training_checks(config: TrainingConfig) -> Iterator[_Check]:
-    for name in (
-        *("n_episodes", "n_envs", "max_epochs", "ppo_updates_per_batch", "recurrent_n_epochs"),
-        *("lstm_hidden_dim", "feature_dim"),
-    ):
-        value = getattr(config, name)
-        yield f"training.{name}", value, value >= 1, "must be at least 1"
-    for name in ("max_seeds", "batch_size_per_env", "total_train_steps"):
-        value = getattr(config, name)
-        yield f"training.{name}", value, value is None or value >= 1, "must be at least 1"
-    for name in ("lr", "host_lr", "seed_lr", "max_grad_norm", "policy_max_grad_norm", "target_kl"):
-        value = getattr(config, name)
-        yield f"training.{name}", value, value is None or value > 0, "must be positive"
-    for name in ("gamma", "gae_lambda", "clip_ratio"):
-        value = getattr(config, name)
-        yield f"training.{name}", value, 0 < value <= 1, "must be above 0 and at most 1"
-    for name in (
-        "seed",
-        "weight_decay",
-        "value_coef",
-        "value_warmup_batches",
-        "entropy_coef",
-        "entropy_coef_min",
-        "entropy_anneal_episodes",
-        "plateau_threshold",
-        "improvement_threshold",
-    ):
-        value = getattr(config, name)
-        yield f"training.{name}", value, value >= 0, "must not be negative"
     family, mode = config.reward_family, config.reward_mode
     is_pair = family is RewardFamily.CONTRIBUTION or mode is RewardMode.SHAPED
     yield "training.reward_mode", mode.value, is_pair, "must be shaped with the loss family"
@@ -233,15 +225,15 @@ def _training_checks(config: TrainingConfig) -> Iterator[_Check]:
     for name in config.entropy_coef_per_head:
         yield "training.entropy_coef_per_head", name, name in HEADS, heads
     if config.devices is not None:
-        is_valid = 1 <= len(config.devices) <= config.n_envs
+        is_valid = len(config.devices) <= config.n_envs
         yield "training.devices", config.devices, is_valid, "must name 1 to n_envs devices"
 
 
 def _slot_checks(config: TrainingConfig, task: TaskSpec) -> Iterator[_Check]:
     for slot_id in config.slots:
         parse_slot_id(slot_id)
-    is_unique = 1 <= len(config.slots) == len(set(config.slots))
-    yield "training.slots", config.slots, is_unique, "must name at least one slot, each once"
+    is_unique = len(config.slots) == len(set(config.slots))
+    yield "training.slots", config.slots, is_unique, "must name each slot once"
     offered = task.host.slot_ids
     for slot_id in config.slots:
         constraint = f"task {task.name} has no such slot; it has {', '.join(offered)}"
@@ -253,56 +245,20 @@ def _group_checks(config: TrainingConfig) -> Iterator[_Check]:
     for gate in lifecycle.auto_forward:
         is_valid = gate in (Gate.G1, Gate.G2, Gate.G3)
         yield "training.lifecycle.auto_forward", gate.name, is_valid, "must be among G1, G2, G3"
-    for name in ("min_training_steps", "min_blending_steps", "embargo_steps", "resetting_steps"):
-        value = getattr(lifecycle, name)
-        yield f"training.lifecycle.{name}", value, value >= 1, "must be at least 1"
     window, least = governor.history_window, governor.min_samples
     constraint = f"must be at least min_samples ({least})"
-    yield "training.governor.history_window", window, window >= least >= 2, constraint
+    yield "training.governor.history_window", window, window >= least, constraint
     levels = [level.name.lower() for level in TelemetryLevel]
     constraint = f"must be one of {', '.join(levels)}"
     yield "training.telemetry.level", telemetry.level, telemetry.level in levels, constraint
-    for name in ("gradient_stride", "escalation_steps"):
-        value = getattr(telemetry, name)
-        yield f"training.telemetry.{name}", value, value >= 1, "must be at least 1"
 
 
-def _reward_checks(config: TrainingConfig) -> Iterator[_Check]:
-    for name in ("drip_fraction", "negative_drip_ratio"):
-        value = getattr(config.reward, name)
-        yield f"training.reward.{name}", value, 0 <= value <= 1, "must be from 0 to 1"
-    for name in _POSITIVE_REWARD_FIGURES:
-        value = getattr(config.reward, name)
-        yield f"training.reward.{name}", value, value > 0, "must be positive"
-    std = config.loss_reward.loss_delta_std
-    yield "training.loss_reward.loss_delta_std", std, std is None or std > 0, "must be positive"
-    steps = config.lifecycle.full_legitimacy_holding_steps
-    name = "training.lifecycle.full_legitimacy_holding_steps"
-    yield name, steps, steps >= 1, "must be at least 1"
-
-
-def _run_checks(run: RunOptions) -> Iterator[_Check]:
-    yield "run.lanes", run.lanes, run.lanes is None or run.lanes >= 1, "must be at least 1"
-    yield "run.lane_deadline_s", run.lane_deadline_s, run.lane_deadline_s > 0, "must be positive"
-    for name in ("checkpoint_every", "fsync_interval_ms"):
-        value = getattr(run, name)
-        yield f"run.{name}", value, value >= 1, "must be at least 1"
-    if run.serve is not None:
-        host, _, port = run.serve.rpartition(":")
-        is_valid = bool(host) and port.isdigit() and int(port) <= 65535
-        yield "run.serve", run.serve, is_valid, "must be HOST:PORT, such as 127.0.0.1:8765"
-
-
-def _profiler_checks(job: Job) -> Iterator[_Check]:
-    profiler = job.run.profiler
-    for name, least in (
-        ("torch_wait", 0),
-        ("torch_warmup", 1),
-        ("torch_active", 1),
-        ("torch_repeat", 0),
-    ):
-        value = getattr(profiler, name)
-        yield f"run.profiler.{name}", value, value >= least, f"must be at least {least}"
+def _run_checks(job: Job) -> Iterator[_Check]:
+    serve, profiler = job.run.serve, job.run.profiler
+    if serve is not None:
+        host, _, port = serve.rpartition(":")
+        is_valid = bool(host) and port.isdecimal() and int(port) <= 65535
+        yield "run.serve", serve, is_valid, "must be HOST:PORT, such as 127.0.0.1:8765"
     num_steps = job.training.n_episodes * job.training.max_epochs
     is_reached = profiler.torch_wait + profiler.torch_warmup < num_steps
     constraint = f"with torch_warmup it leaves nothing of the run's {num_steps} steps to trace"

@@ -1,7 +1,8 @@
 """The messages exchanged by engine, control and trainer within a round.
 
-Ids, numbers, reports and actions only, never a live module: every message could cross the edge of
-a process. Tuples over envs are in env order, and a quarantined env has None in its place.
+Ids, numbers, reports and actions only, never a live object: msgspec encodes and decodes every
+message. Use MessagePack between processes, as JSON cannot represent non-finite numbers. Tuples over
+envs are in env order, and a quarantined env has None in its place.
 """
 
 from enum import StrEnum
@@ -10,7 +11,14 @@ import msgspec
 
 from esper.leyline.actions import ActionOutcome, ActionSpec
 from esper.leyline.attribution import AttributionEvidence
-from esper.leyline.payloads import CoalitionResult, HeadChoice, Payload, SlotActivity
+from esper.leyline.effects import EnvEffect
+from esper.leyline.payloads import (
+    CoalitionResult,
+    GradientAnomaly,
+    HeadChoice,
+    RewardHackingSuspected,
+    SlotActivity,
+)
 from esper.leyline.reports import EpisodeRecord, SeedReport
 from esper.leyline.rewards import RewardComponents
 from esper.leyline.signals import TrainingSignals
@@ -101,8 +109,8 @@ class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
     panic: Panic | None
     train_samples: int
     val_samples: int
-    alarms: tuple[Payload, ...] = ()
-    """Gradient anomalies and similar events detected during the passes."""
+    alarms: tuple[GradientAnomaly, ...] = ()
+    """Gradient anomalies detected during the passes."""
 
 
 class EnvTestResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,10 +190,10 @@ class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
     env_id: int
     outcome: ActionOutcome
     rollback: RollbackReport | None
-    action_events: tuple[Payload, ...]
+    action_effects: tuple[EnvEffect, ...]
     """What the action caused, causal chain included, in order."""
-    tick_events: tuple[Payload, ...]
-    """Events caused by the tick at the end of the step."""
+    tick_effects: tuple[EnvEffect, ...]
+    """What the tick at the end of the step caused."""
     reports: tuple[SeedReport, ...]
     """After the tick: what the next step would start from."""
     num_auto_prunes: int
@@ -235,7 +243,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """WAIT was the only legal op."""
     penalties: tuple[PenaltyOutcome | None, ...]
     """How the penalties of this step's rollbacks were attributed."""
-    alarms: tuple[tuple[int, Payload], ...] = ()
+    alarms: tuple[tuple[int, RewardHackingSuspected], ...] = ()
     """Suspicions about rewards, by env."""
     ended: tuple[EpisodeRecord, ...] = ()
     """Episodes that end with this step, including those of failed envs."""

@@ -6,6 +6,8 @@ from typing import Self
 import msgspec
 
 from esper.leyline.actions import Op
+from esper.leyline.episodes import is_last_step
+from esper.leyline.ranges import Fraction, PositiveFloat, PositiveInt
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
 
 __all__ = [
@@ -65,7 +67,7 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     germination_discount_floor: float = 0.4
     disable_timing_discount: bool = False
     # Escrow
-    escrow_stable_window: int = 3
+    escrow_stable_window: PositiveInt = 3
     escrow_delta_clip: float = 2.0
     # Potential-based shaping
     pbrs_weight: float = 0.3
@@ -77,7 +79,7 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Rent and shock
     rent_weight: float = 0.5
     max_rent: float = 1.5
-    rent_host_params_floor: int = 200
+    rent_host_params_floor: PositiveInt = 200
     base_slot_rent_ratio: float = 0.0039
     alpha_shock_coef: float = 0.1958
     alpha_shock_cap: float = 1.0
@@ -110,7 +112,7 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fossilize_harm_floor: float = -1.0
     fossilize_ransomware_penalty: float = -0.3
     fossilize_terminal_scale: float = 3.0
-    fossilize_quality_ceiling: float = 3.0
+    fossilize_quality_ceiling: PositiveFloat = 3.0
     # Pruning
     prune_hurting_threshold: float = -0.5
     prune_hurting_bonus: float = 0.15
@@ -123,16 +125,16 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     early_prune_penalty: float = -0.1
     # Against gaming
     hacking_min_contribution: float = 1.0
-    hacking_ratio_threshold: float = 5.0
+    hacking_ratio_threshold: PositiveFloat = 5.0
     improvement_safe_threshold: float = 0.1
     ratio_penalty_slope: float = 0.1
     ratio_penalty_floor: float = -0.3
-    unbacked_contribution_scale: float = 10.0
+    unbacked_contribution_scale: PositiveFloat = 10.0
     ransomware_contribution: float = 0.1
     ransomware_attributed: float = -0.2
     # Terminal and sparse
     terminal_acc_weight: float = 0.05
-    param_budget: int = 500_000
+    param_budget: PositiveInt = 500_000
     param_penalty_weight: float = 0.1
     sparse_reward_scale: float = 1.0
     sparse_reward_clip: float = 1.0
@@ -147,10 +149,10 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     basic_fossilize_invalid_penalty: float = -0.5
     basic_fossilize_noncontributing_penalty: float = -0.2
     # Drip (basic_plus)
-    drip_fraction: float = 0.7
-    max_drip_per_step: float = 0.1
-    min_drip_steps: int = 5
-    negative_drip_ratio: float = 0.5
+    drip_fraction: Fraction = 0.7
+    max_drip_per_step: PositiveFloat = 0.1
+    min_drip_steps: PositiveInt = 5
+    negative_drip_ratio: Fraction = 0.5
     # Scaffolds
     hindsight_credit_weight: float = 0.1
     hindsight_credit_scale: float = 0.1
@@ -167,7 +169,7 @@ class LossRewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     loss_delta_weight: float = 5.0
     loss_delta_clip: float = 5.0
     regression_scale: float = 0.5
-    loss_delta_std: float | None = None
+    loss_delta_std: PositiveFloat | None = None
     rent_weight: float | None = None
     max_rent: float = 5.0
     rent_grace_steps: int = 3
@@ -274,7 +276,7 @@ class RewardInputs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_last_step(self) -> bool:
         """Return whether the episode ends with this step."""
-        return self.step == self.num_steps - 1
+        return is_last_step(self.step, self.num_steps)
 
     @property
     def living(self) -> tuple[SeedRewardInputs, ...]:

@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from esper.leyline.ranges import PositiveInt
+
 __all__ = [
     "ACTIVE_STAGES",
     "ADVANCEABLE_STAGES",
@@ -114,17 +116,17 @@ class LifecycleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Permissive gates require dwell time and health; strict ones require improvement as well."""
     auto_forward: tuple[Gate, ...] = ()
     """Gates that the slot tries by itself on each tick; G1, G2 and G3 may stand here."""
-    min_training_steps: int = 10
-    min_blending_steps: int = 10
+    min_training_steps: PositiveInt = 10
+    min_blending_steps: PositiveInt = 10
     """Asked for by strict G3 only; in permissive mode the ramp itself is the dwell."""
     min_training_improvement_pp: float = 0.5
     min_gradient_ratio: float = 0.10
     min_gradient_health: float = 0.7
     min_fossilize_contribution_pp: float = 1.0
     min_prune_age_steps: int = 5
-    embargo_steps: int = 5
-    resetting_steps: int = 1
-    full_legitimacy_holding_steps: int = 5
+    embargo_steps: PositiveInt = 5
+    resetting_steps: PositiveInt = 1
+    full_legitimacy_holding_steps: PositiveInt = 5
     """Steps in HOLDING after which a fossilization earns its whole bonus."""
 
     @property

@@ -1,8 +1,8 @@
-"""Task builders and data: what a run learns from, and the stream of batches that drives it.
+"""Task registry and data: data sets, their loaders, and the batches that the envs train on.
 
-sources    what a loader is told          downloads  fetching, checked and resumable
-formats    files as tensors, no pickle    datasets   tensors of a task in three parts
-loaders    finding and parting the data   synthetic  data made up
-augment    random crops and flips         batches    SharedBatchIterator
-tasks      the registry; loads torch only when data are wanted
+sources    the request to a loader           downloads  verified, resumable downloads
+formats    reads files as tensors            datasets   train, validation and test tensors
+loaders    locates, reads and splits data    synthetic  seeded synthetic data
+augment    random crops and flips            batches    SharedBatchIterator
+tasks      the task registry; imports torch only when data are loaded
 """

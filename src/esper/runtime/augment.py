@@ -1,4 +1,4 @@
-"""Random crops and flips of images, drawn from a generator of one's own."""
+"""Random crops and flips of images, with an explicit generator."""
 
 import torch
 from torch import Generator, Tensor
@@ -8,10 +8,10 @@ __all__ = ["crop_and_flip"]
 
 
 def crop_and_flip(images: Tensor, padding: int, generator: Generator) -> Tensor:
-    """Crop each image out of a black frame of `padding` pixels, and mirror half of them.
+    """Pad each image with zeros, crop it at random to its size, and flip half of them.
 
-    Images are stored pixels, before they are scaled: black is 0. The draws are made on the CPU, so
-    that they are the same on every device. The result owns its storage.
+    Images are stored pixels, before they are scaled, so that 0 is black. Random numbers are drawn
+    on the CPU, so that they are the same for every device. The result owns its storage.
     """
     num_images, num_channels, height, width = images.shape
     device = images.device
@@ -21,7 +21,7 @@ def crop_and_flip(images: Tensor, padding: int, generator: Generator) -> Tensor:
     across = torch.arange(width, device=device)
     mirrored = torch.where(is_mirrored.to(device, non_blocking=True), across.flip(0), across)
     rows, columns = top + torch.arange(height, device=device), left + mirrored
-    # One gather over flat positions is several times as fast as indexing dimension by dimension.
+    # One gather over flattened pixels is several times as fast as indexing rows, then columns.
     positions = rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]
     index = positions.view(num_images, 1, -1).expand(-1, num_channels, -1)
     framed = functional.pad(images, (padding,) * 4).flatten(2)

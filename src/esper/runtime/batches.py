@@ -1,4 +1,4 @@
-"""The stream of batches that drives the envs: one iterator for all of them, batch by batch."""
+"""The iterator that provides the batches of all envs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ MIN_TRAIN_BATCHES: Final = 8
 """Minimum number of batches per pass, unless a batch size was requested."""
 PRELOAD_CHUNK_BYTES: Final = 16 << 20
 MAX_KEPT_BYTES: Final = 64 << 20
-"""Passes that are the same every time are cut and scaled once, up to this size."""
+"""Validation and test batches, which never change, are cached up to this size."""
 
 Transfer: TypeAlias = Callable[[Tensor, torch.device], Tensor]
 """Copies a tensor to a device; on CUDA through a fence, from pinned memory, asynchronously."""
@@ -35,10 +35,10 @@ class Batch(NamedTuple):
 
 
 def batch_size_for(task: TaskSpec, config: TrainingConfig, num_train: int) -> int:
-    """Return the samples per env and batch: what was asked for, else what suits the task.
+    """Return the samples per env and batch: the configured number, otherwise the task's default.
 
-    The task's own size shrinks where many envs share a small set, so that a pass keeps at least
-    MIN_TRAIN_BATCHES batches. Where the data reside makes no difference.
+    The default is reduced where many envs share a small data set, so that a pass has at least
+    MIN_TRAIN_BATCHES batches. Preloading does not affect it.
     """
     if config.batch_size_per_env is not None:
         return config.batch_size_per_env
@@ -48,7 +48,7 @@ def batch_size_for(task: TaskSpec, config: TrainingConfig, num_train: int) -> in
 
 
 def is_augmented(dataset: TensorDataset, config: TrainingConfig) -> bool:
-    """Return whether training crops and flips: preloaded sets only do where that was asked for."""
+    """Return whether training batches are augmented; preloaded ones only if so configured."""
     return dataset.crop_padding > 0 and (not config.gpu_preload or config.gpu_preload_augment)
 
 
@@ -59,7 +59,7 @@ def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scale:
-    """A pixel scale on a device, as one multiplication and one addition."""
+    """A pixel scale on a device, as a fused multiply-add."""
 
     factor: Tensor
     offset: Tensor
@@ -69,15 +69,16 @@ class _Scale:
 
 
 class SharedBatchIterator:
-    """Cuts one part of a data set into batches, each with a share for every env.
+    """Divides one split of a data set into batches, and each batch among the envs.
 
-    Training walks a new order in each pass and drops the ragged tail. In `broadcast` mode every env
-    gets every batch; in `split` mode the envs divide it, and each share owns its storage. The other
-    parts reach every env whole, in their own order, tail included. A pass depends on the seed,
-    round and step alone: any pass can be walked at any time, again, or by another process.
+    Training shuffles in each pass and drops the last incomplete batch. In `broadcast` mode every
+    env gets the whole batch; in `split` mode the batch is divided among the envs, and each share
+    owns its storage. Validation and test data go to every env in stored order, the last incomplete
+    batch included. A pass depends only on the seed, round and step: it can be iterated at any time,
+    repeatedly, and by another process, with the same result.
 
-    The envs live on `devices` in turn, and `preload` keeps the data on each of them. `max_batches`
-    ends a train pass early; the next one makes its own choice.
+    Envs are assigned to `devices` round-robin, and `preload` copies the data to each device.
+    `max_batches` ends a training pass early; the next pass shuffles anew.
     """
 
     def __init__(
@@ -118,11 +119,11 @@ class SharedBatchIterator:
         self._kept = tuple(self._walk(0, 0)) if is_kept else None
 
     def __len__(self) -> int:
-        """Count the batches of a pass."""
+        """Return the number of batches in a pass."""
         return self._num_batches
 
     def batches(self, *, round: int, step: int) -> Iterator[list[Batch]]:
-        """Iterate over one pass: per batch, every env's share, which must not be modified."""
+        """Iterate over one pass; yield one `Batch` per env, which must not be modified."""
         return self._walk(round, step) if self._kept is None else iter(self._kept)
 
     def _walk(self, round: int, step: int) -> Iterator[list[Batch]]:
@@ -151,15 +152,15 @@ class SharedBatchIterator:
             return -(-num_rows // num_taken)
         if num_rows < num_taken:
             constraint = (
-                f"a pass over {num_rows} training samples would have no batch: "
-                f"one takes {num_taken}; use a smaller batch size or fewer envs"
+                f"{num_rows} training samples do not fill one batch of {num_taken}; "
+                f"use a smaller batch size or fewer envs"
             )
             raise InvalidValueError("training.batch_size_per_env", self._batch_size, constraint)
         num_batches = num_rows // num_taken
         return num_batches if max_batches is None else min(num_batches, max_batches)
 
     def _orders(self, round: int, step: int) -> dict[torch.device, Tensor]:
-        """Return the rows of a pass in their order, beside each store."""
+        """Return the row indices of a pass in order, on the device of each copy of the data."""
         num_rows = len(self._split)
         if self._is_training:
             seed = stream_seed(self._seed, purpose=StreamPurpose.DATA_ORDER, round=round, step=step)
@@ -218,12 +219,12 @@ class SharedBatchIterator:
         ]
 
     def _taken(self, device: torch.device, rows: Tensor) -> Batch:
-        """Copy rows out of where they are kept for this device."""
+        """Copy rows from the data stored for this device."""
         store = self._stores[device]
         return Batch(store.inputs.index_select(0, rows), store.targets.index_select(0, rows))
 
     def _finished(self, raw: Batch, device: torch.device, generator: Generator | None) -> Batch:
-        """Augment, bring to the device, and turn bytes into what a host computes with."""
+        """Augment, transfer to the device, and convert bytes to the host's input dtype."""
         inputs, targets = raw
         if generator is not None:
             inputs = crop_and_flip(inputs, self._crop_padding, generator)
@@ -257,7 +258,7 @@ def _preloaded(
 def _resident(
     tensor: Tensor, device: torch.device, transfer: Transfer, check_cancelled: CancelCheck
 ) -> Tensor:
-    """Copy a tensor to a device in pieces, between which the work can be cancelled."""
+    """Copy a tensor to a device in chunks, checking for cancellation before each."""
     resident = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     row_bytes = max(1, tensor[0].numel() * tensor.element_size())
     num_rows = max(1, PRELOAD_CHUNK_BYTES // row_bytes)

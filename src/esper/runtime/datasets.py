@@ -19,7 +19,7 @@ class Part(StrEnum):
     VAL = "val"
     """Used by gates, rewards and the choice of checkpoints."""
     TEST = "test"
-    """Held out: no decision depends on it."""
+    """Held out: not used by any decision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Split:
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
             raise ContractError(
-                f"a split needs as many inputs as targets and at least one, "
+                f"a split needs equally many inputs and targets, and at least one, "
                 f"got {len(self.inputs)} and {len(self.targets)}"
             )
 
@@ -40,17 +40,17 @@ class Split:
         return len(self.inputs)
 
     def spread(self, max_rows: int) -> "Split":
-        """Return at most so many rows, evenly spread, the same ones always."""
+        """Return at most `max_rows` evenly spaced rows, deterministically."""
         if len(self) <= max_rows:
             return self
         index = torch.arange(max_rows) * len(self) // max_rows
         return Split(inputs=self.inputs[index], targets=self.targets[index])
 
     def shrunk(self, image_size: int) -> "Split":
-        """Return square images of bytes at a size that divides theirs: each pixel a mean of many.
+        """Return square uint8 images downscaled to `image_size` by average pooling.
 
         Raises:
-            ContractError: if the size does not divide theirs.
+            ContractError: if `image_size` does not divide the images' size.
         """
         height, width = self.inputs.shape[2:]
         factor = height // image_size
@@ -59,7 +59,8 @@ class Split:
         if factor == 1:
             return self
         corners = [(row, column) for row in range(factor) for column in range(factor)]
-        # Strided views, one per corner of the squares: five times as fast as a sum over squares.
+        # Adding strided views, one per pixel of a pooling window, takes a fifth of the time of a
+        # reshape and sum.
         sums = self.inputs[:, :, ::factor, ::factor].int()
         for row, column in corners[1:]:
             sums += self.inputs[:, :, row::factor, column::factor]
@@ -79,7 +80,7 @@ class PixelScale:
 class TensorDataset:
     """A data set in memory.
 
-    Bytes stay bytes until they are in a batch: pixels are scaled there, tokens widened.
+    Pixels and tokens are stored as uint8, and converted when a batch is made.
     """
 
     train: Split
@@ -87,21 +88,21 @@ class TensorDataset:
     test: Split
     origin: DataOrigin = DataOrigin.FILES
     note: str | None = None
-    """One sentence that the operator has to know about these data."""
+    """A sentence for the user about these data, such as why they are synthetic."""
     pixel_scale: PixelScale | None = None
-    """How stored pixels become inputs; None takes inputs as they are."""
+    """Normalisation of stored pixels; None leaves inputs unscaled."""
     crop_padding: int = 0
-    """Black pixels around an image from which training crops at random; 0 never augments."""
+    """Zero padding for random crops in training; 0 disables augmentation."""
 
     def part(self, part: Part) -> Split:
-        """Return one of the parts."""
+        """Return one of the splits."""
         return {Part.TRAIN: self.train, Part.VAL: self.val, Part.TEST: self.test}[part]
 
     def with_held_out(self, max_rows: int) -> "TensorDataset":
-        """Return these data with at most so many rows to validate and to test on."""
+        """Return the data set with at most `max_rows` validation and test rows each."""
         return replace(self, val=self.val.spread(max_rows), test=self.test.spread(max_rows))
 
     def with_images_of(self, image_size: int) -> "TensorDataset":
-        """Return these images at another size."""
+        """Return the data set with its images downscaled to `image_size`."""
         train, val, test = (part.shrunk(image_size) for part in (self.train, self.val, self.test))
         return replace(self, train=train, val=val, test=test)

@@ -18,14 +18,14 @@ from esper.runtime.sources import CancelCheck, ProgressCallback
 __all__ = ["Checksum", "RemoteFile", "download"]
 
 CONNECT_LIMIT_S: Final = 5.0
-"""Longest wait for a connection, and for any single piece of the answer."""
+"""Timeout for the connection and for each read of the response."""
 MAX_ATTEMPTS: Final = 4
 CHUNK_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checksum:
-    """A digest as its publisher gives it."""
+    """A digest as published with the file."""
 
     algorithm: str
     """A name that hashlib knows, such as sha256."""
@@ -43,7 +43,7 @@ class Checksum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteFile:
-    """A file that can be fetched."""
+    """A file that can be downloaded."""
 
     url: str
     checksum: Checksum
@@ -52,7 +52,7 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Return the last part of the address."""
+        """Return the file name in the URL."""
         return self.url.rpartition("/")[2]
 
 
@@ -64,10 +64,10 @@ def download(
     check_cancelled: CancelCheck,
     limit_s: float = CONNECT_LIMIT_S,
 ) -> None:
-    """Fetch `remote` to `target`, which appears only when it is complete and checked.
+    """Download `remote` to `target`, which appears only when it is complete and verified.
 
-    What has arrived stays in `<target>.part`, and the next attempt, in this run or a later one,
-    goes on from there.
+    Received bytes are stored in `<target>.part`, and the next attempt, in this run or a later one,
+    resumes from there.
     """
     part = target.with_name(target.name + ".part")
     with _opened(part, remote) as stream, _locked(stream, remote):
@@ -77,7 +77,7 @@ def download(
                 _fetch_rest(remote, stream, limit_s, on_progress, check_cancelled)
             except (OSError, http.client.HTTPException) as error:
                 reason = _reason_of(error)
-                if _size_of(stream) <= num_before:  # asking again would get no further
+                if _size_of(stream) <= num_before:  # no progress: a retry would not help
                     break
                 continue
             if remote.checksum.matches(part):
@@ -86,8 +86,10 @@ def download(
                 _sync_directory(target.parent)
                 return
             reason = f"does not have the published {remote.checksum.algorithm} checksum"
-            stream.truncate(0)  # nothing of it can be trusted
-            if num_before == 0:  # it came in one piece: the server's file is another one
+            stream.truncate(0)  # the corrupted part is unknown, so discard everything
+            # A file received in one piece differs on the server itself. A resumed one may be
+            # assembled from two versions, so it is worth another attempt.
+            if num_before == 0:
                 break
     raise DownloadError(remote.url, reason)
 
@@ -97,17 +99,17 @@ def _opened(part: Path, remote: RemoteFile) -> IO[bytes]:
         part.parent.mkdir(parents=True, exist_ok=True)
         return part.open("ab")
     except OSError as error:
-        reason = f"cannot be kept in {part.parent}: {error.strerror}"
+        reason = f"cannot be written to {part.parent}: {error.strerror}"
         raise DownloadError(remote.url, reason) from None
 
 
 @contextlib.contextmanager
 def _locked(stream: IO[bytes], remote: RemoteFile) -> Iterator[None]:
-    """Hold the partial file, so that two runs never write into one another's."""
+    """Lock the partial file, so that two runs never write to it at the same time."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        reason = "another process is fetching this file; start again when it is done"
+        reason = "another process is downloading this file; try again when it has finished"
         raise DownloadError(remote.url, reason) from None
     yield
 
@@ -124,8 +126,8 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "the server stopped sending"
     if isinstance(error, http.client.IncompleteRead):
-        return f"broke off {error.expected} bytes before its end"
-    return f"broke off: {error or type(error).__name__}"
+        return f"the connection was closed {error.expected} bytes before the end"
+    return f"the transfer failed: {error or type(error).__name__}"
 
 
 def _fetch_rest(
@@ -135,7 +137,7 @@ def _fetch_rest(
     on_progress: ProgressCallback,
     check_cancelled: CancelCheck,
 ) -> None:
-    """Append what is missing; raises when the answer ends before its announced length."""
+    """Append the missing bytes; raise if the response ends before its Content-Length."""
     check_cancelled()
     num_bytes = _size_of(stream)
     request = urllib.request.Request(remote.url)
@@ -146,7 +148,7 @@ def _fetch_rest(
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # everything is here already, which the checksum decides
+            return  # nothing is missing, or the file is wrong: the checksum decides
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:

@@ -1,4 +1,4 @@
-"""Files as tensors: IDX, CIFAR-10's binary records, text. Every read is bounded; no pickle."""
+"""Reads IDX files, CIFAR-10's binary records and archives; size-limited, without pickle."""
 
 import gzip
 import io
@@ -24,7 +24,7 @@ _IDX_UNSIGNED_BYTE: Final = 8
 
 
 class _BoundedReader(io.RawIOBase):
-    """A stream that refuses to give more than it may, whatever an archive unpacks to."""
+    """A stream that raises beyond `max_bytes`, as protection against decompression bombs."""
 
     def __init__(self, stream: IO[bytes], path: Traversable, max_bytes: int) -> None:
         self._stream = stream
@@ -44,13 +44,13 @@ class _BoundedReader(io.RawIOBase):
 
     @property
     def _room(self) -> int:
-        # One byte more than allowed: an empty read would look like the end of the file.
+        # One byte more than allowed, because an empty read would look like the end of the file.
         return self._max_bytes - self._num_bytes + 1
 
 
 @contextmanager
 def _opened(path: Traversable, max_bytes: int) -> Iterator[_BoundedReader]:
-    """Open a plain or gzipped file; what goes wrong while it is read names the file."""
+    """Open a plain or gzipped file; convert read errors to errors that name the file."""
     try:
         with path.open("rb") as raw:
             stream: IO[bytes] = raw
@@ -66,13 +66,13 @@ def _opened(path: Traversable, max_bytes: int) -> Iterator[_BoundedReader]:
 
 
 def read_bounded(path: Traversable, max_bytes: int) -> bytes:
-    """Read a whole file, unpacked if its name ends in .gz, and refuse it beyond `max_bytes`."""
+    """Read a whole file, decompressed if its name ends in .gz; raise beyond `max_bytes`."""
     with _opened(path, max_bytes) as stream:
         return stream.read()
 
 
 def read_idx(path: Traversable, *, item_shape: tuple[int, ...], max_items: int) -> Tensor:
-    """Read an IDX file of unsigned bytes, whose items have this shape."""
+    """Read an IDX file of unsigned bytes, whose items must have this shape."""
     header_bytes = 4 * (2 + len(item_shape))
     item_bytes = math.prod(item_shape)
     with _opened(path, header_bytes + max_items * item_bytes) as stream:
@@ -82,25 +82,25 @@ def read_idx(path: Traversable, *, item_shape: tuple[int, ...], max_items: int) 
         magic, num_items, *shape = struct.unpack(f">{2 + len(item_shape)}I", header)
         if magic != _IDX_UNSIGNED_BYTE << 8 | len(item_shape) + 1:
             kind = f"{len(item_shape) + 1}-dimensional IDX file of unsigned bytes"
-            raise UnreadableFileError(path, f"is no {kind}: it begins with 0x{magic:08x}")
+            raise UnreadableFileError(path, f"is not a {kind}: it begins with 0x{magic:08x}")
         if tuple(shape) != item_shape:
             raise UnreadableFileError(
                 path, f"holds items of shape {tuple(shape)}, not {item_shape}"
             )
         if not 0 < num_items <= max_items:
-            reason = f"announces {num_items} items, not 1 to {max_items}"
+            reason = f"declares {num_items} items, not 1 to {max_items}"
             raise UnreadableFileError(path, reason)
         body = stream.read(num_items * item_bytes + 1)
     if len(body) != num_items * item_bytes:
         relation = "fewer" if len(body) < num_items * item_bytes else "more"
-        raise UnreadableFileError(path, f"holds {relation} than the {num_items} items it announces")
+        raise UnreadableFileError(path, f"holds {relation} than the {num_items} items it declares")
     return _bytes_tensor(body).view(num_items, *item_shape)
 
 
 def read_archive(
     path: Path, names: Sequence[str], *, max_file_bytes: int, max_bytes: int
 ) -> Mapping[str, bytes]:
-    """Read the named files out of a tar archive; nothing is ever written to the disk."""
+    """Read the named files of a tar archive into memory, without extracting to disk."""
     found: dict[str, bytes] = {}
     with _opened(path, max_bytes) as stream:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -109,17 +109,18 @@ def read_archive(
                 if name not in names or not member.isreg():
                     continue
                 if name in found or member.size > max_file_bytes:
-                    reason = "stands in it twice" if name in found else f"has {member.size} bytes"
+                    reason = "occurs twice" if name in found else f"has {member.size} bytes"
                     raise UnreadableFileError(path, f"{name} {reason}")
                 content = archive.extractfile(member)
                 assert content is not None, "a regular member has content"
                 found[name] = content.read()
-        # tar stops at its own end mark; gzip's checksum of all this stands behind it.
+        # tarfile stops at the archive's end marker, before gzip's checksum. Reading to the end
+        # makes gzip verify it.
         while stream.read(1 << 16):
             pass
     missing = [name for name in names if name not in found]
     if missing:
-        raise UnreadableFileError(path, f"lacks {', '.join(missing)}")
+        raise UnreadableFileError(path, f"does not contain {', '.join(missing)}")
     return found
 
 

@@ -39,7 +39,7 @@ FASHION_FILES: Final[Mapping[str, str]] = {
     "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
 }
-"""Names, and the MD5 that its README publishes for each one with .gz behind it."""
+"""File names without .gz, with the MD5 of the .gz file that the data set's README publishes."""
 FASHION_URL: Final = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 FASHION_DEBIAN_DIR: Final = Path("/usr/share/datasets/fashion-mnist")
 FASHION_MAX_BYTES: Final = 32 << 20
@@ -53,7 +53,7 @@ CIFAR_TRAIN_FILES: Final = tuple(f"data_batch_{number}.bin" for number in range(
 CIFAR_TEST_FILE: Final = "test_batch.bin"
 CIFAR_FILE_BYTES: Final = 30_730_000
 CIFAR_MAX_BYTES: Final = 256 << 20
-"""Of the unpacked archive; the real one has 184 million."""
+"""Limit for the unpacked archive; the real one has 184 million bytes."""
 CIFAR_ARCHIVE: Final = RemoteFile(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     checksum=Checksum(algorithm="md5", hexdigest="c32a1d4ab5d03f1284b67883e8d87530"),
@@ -65,7 +65,7 @@ SYNTHETIC_TEXT_BYTES: Final = 400_000
 MAX_VAL_WINDOWS: Final = 256
 MAX_TEST_WINDOWS: Final = 1024
 TEXT_VAL_SHARE: Final = 0.05
-"""Of the text; the test part has as much."""
+"""Share of the text used for validation; the test split has the same size."""
 
 
 def _first_available(
@@ -240,7 +240,7 @@ def _head_of(path: Path, num_bytes: int) -> bytes:
 
 
 def _help_texts(block_size: int, _: DataRequest) -> TensorDataset:
-    # Half a megabyte that only this task needs.
+    # Imported here because the module takes half a megabyte and only this task needs it.
     from pydoc_data.topics import topics
 
     text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
@@ -259,11 +259,11 @@ def _windowed(
     origin: DataOrigin,
     note: str | None = None,
 ) -> TensorDataset:
-    """Cut a text into train, validation and test, and each of them into windows."""
+    """Split a text into train, validation and test, and each of them into windows."""
     num_held_out = int(len(text) * TEXT_VAL_SHARE)
     if num_held_out <= block_size:
         least = int((block_size + 1) / TEXT_VAL_SHARE)
-        reason = f"{len(text)} bytes of text; windows of {block_size} need at least {least}"
+        reason = f"has {len(text)} bytes of text; windows of {block_size} need at least {least}"
         raise UnreadableFileError(where, reason)
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     num_train = len(tokens) - 2 * num_held_out
@@ -278,7 +278,7 @@ def _windowed(
 
 
 def _windows(tokens: Tensor, block_size: int) -> Split:
-    """Return windows and the same windows one byte on; both are views of the tokens."""
+    """Return windows and their next-byte targets; both are views of the tokens."""
     num_bytes = (len(tokens) - 1) // block_size * block_size
     return Split(
         inputs=tokens[:num_bytes].view(-1, block_size),
@@ -287,7 +287,7 @@ def _windows(tokens: Tensor, block_size: int) -> Split:
 
 
 def _cnn(spec: TaskSpec) -> CnnHostSpec:
-    assert isinstance(spec.host, CnnHostSpec), f"{spec.name} looks at images"
+    assert isinstance(spec.host, CnnHostSpec), f"{spec.name} needs a CNN host"
     return spec.host
 
 
@@ -308,10 +308,10 @@ def _labelled(images: Tensor, labels: Tensor, path: object) -> Split:
 
 
 def _num_train(data: Split, one_in: int, path: object) -> int:
-    """Count the images that stay for training when the last one in so many is held out."""
+    """Return the number of training images when the last 1 / `one_in` are held out."""
     num_train = len(data) - max(1, len(data) // one_in)
     if num_train == 0:
-        raise UnreadableFileError(path, "holds a single image, which leaves none to validate on")
+        raise UnreadableFileError(path, "holds a single image, but validation needs one as well")
     return num_train
 
 
@@ -320,7 +320,7 @@ def _rows(data: Split, start: int, stop: int) -> Split:
 
 
 def _files_in(directory: Path, choices: Mapping[str, Sequence[str]]) -> dict[str, Path] | None:
-    """Find each file under one of its names; none of them is None, only some is an error."""
+    """Find each file under one of its names; None if no file exists, an error if some do."""
     found = {
         name: directory / choice
         for name, names in choices.items()
@@ -332,12 +332,12 @@ def _files_in(directory: Path, choices: Mapping[str, Sequence[str]]) -> dict[str
     for name in choices:
         if name not in found:
             beside = next(iter(found.values())).name
-            raise UnreadableFileError(directory / name, f"is missing beside {beside}")
+            raise UnreadableFileError(directory / name, f"is missing although {beside} exists")
     return found
 
 
 def _fetched(remote: RemoteFile, directory: Path, request: DataRequest) -> Path:
-    """Return the file in the cache, fetched now unless an earlier run did."""
+    """Return the cached file, downloading it if it is not there."""
     path = directory / remote.name
     if not path.is_file():
         download(
@@ -356,4 +356,4 @@ LOADERS: Final[Mapping[str, Loader]] = {
     "bytes_lm": load_text,
     "tinystories": load_text,
 }
-"""By the name of the data set."""
+"""The loader of each data set, by name."""

@@ -15,7 +15,7 @@ ProgressCallback: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file name, the bytes so far and, if known, the total number of bytes."""
 
 CancelCheck: TypeAlias = Callable[[], None]
-"""Called between pieces of work; raises to end it there."""
+"""Called between chunks of work; raises to cancel it."""
 
 
 class DataOrigin(StrEnum):
@@ -23,18 +23,19 @@ class DataOrigin(StrEnum):
 
     FILES = "files"
     DOWNLOAD = "download"
-    """Fetched by Esper, now or in an earlier run: the same run says the same every time."""
+    """Downloaded by Esper, now or in an earlier run; the two are not distinguished, so that a
+    repeated run reports the same origin."""
     PACKAGE = "package"
     """Shipped with Esper or with Python."""
     SYNTHETIC = "synthetic"
 
 
 def never_cancelled() -> None:
-    """Let work go on."""
+    """Do nothing, so that the work is never cancelled."""
 
 
 def default_cache_dir() -> Path:
-    """Return where downloads are kept."""
+    """Return the default directory for downloads."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "esper"
 
@@ -49,7 +50,7 @@ class DataRequest:
 
     source: DataSource = DataSource.AUTO
     data_dir: Path | None = None
-    """Read, never written to."""
+    """Directory of the user's files; never written to."""
     cache_dir: Path = field(default_factory=default_cache_dir)
     on_progress: ProgressCallback = _ignore_progress
     check_cancelled: CancelCheck = never_cancelled

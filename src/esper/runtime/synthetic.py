@@ -1,4 +1,4 @@
-"""Synthetic data: seeded, of the right shape, and learnable."""
+"""Synthetic data: seeded, with the shape of the real data, and learnable."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +15,7 @@ from esper.runtime.sources import DataOrigin
 __all__ = ["PartSizes", "synthetic_images", "synthetic_text"]
 
 DATA_SEED: Final = 0
-"""The data stay the same whatever the run's seed is, as real data do."""
+"""Fixed, so that the data do not depend on the run's seed, just like real data."""
 PATTERN_SIZE: Final = 4
 NUM_WORDS: Final = 96
 NUM_FOLLOWERS: Final = 4
@@ -23,7 +23,7 @@ NUM_FOLLOWERS: Final = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSizes:
-    """Samples in each part."""
+    """Number of samples in each split."""
 
     train: int
     val: int
@@ -33,7 +33,7 @@ class PartSizes:
 def synthetic_images(
     host: CnnHostSpec, sizes: PartSizes, *, note: str, crop_padding: int = 0
 ) -> TensorDataset:
-    """Make images that fit a host: a colour and a smooth pattern per class, under noise."""
+    """Generate images for a host: a colour and a smooth pattern per class, plus noise."""
     generator = _generator()
     shape = (host.num_classes, host.in_channels)
     colours = torch.rand(*shape, 1, 1, generator=generator) * 96 + 80
@@ -55,13 +55,13 @@ def _noisy_copies(prototypes: Tensor, num_samples: int, generator: torch.Generat
     labels = torch.randint(len(prototypes), (num_samples,), generator=generator)
     brightness = torch.randn(num_samples, 1, 1, 1, generator=generator) * 16
     noise = torch.randn(num_samples, *prototypes.shape[1:], generator=generator).mul_(32)
-    # In place, for as floats the images take four times the room that they are kept in.
+    # In place, because as floats the images take four times their final memory.
     images = prototypes[labels].add_(brightness).add_(noise)
     return Split(inputs=images.round_().clamp_(0, 255).to(torch.uint8), targets=labels)
 
 
 def synthetic_text(num_bytes: int) -> bytes:
-    """Make text in which each word is followed by one of a few others."""
+    """Generate text from a Markov chain: each word is followed by one of a few others."""
     generator = _generator()
     letters = torch.randint(ord("a"), ord("z") + 1, (NUM_WORDS, 8), generator=generator)
     lengths = torch.randint(2, 9, (NUM_WORDS,), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""The registry of tasks: what ships with Esper, what plug-ins add. Loads torch only to build."""
+"""The registry of built-in and plug-in tasks. Imports torch only when data are loaded."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ HostBuilder: TypeAlias = "Callable[[TaskSpec, Generator], nn.Module]"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegisteredTask:
-    """A task and the functions that make its parts."""
+    """A task and the functions that load its data and build its host."""
 
     spec: TaskSpec
     load: TaskLoader
@@ -45,7 +45,7 @@ class RegisteredTask:
 
 
 def _load_shipped(spec: TaskSpec, request: DataRequest) -> "TensorDataset":
-    # Everything that needs torch waits until data are wanted.
+    # Imported here so that listing the tasks does not import torch.
     from esper.runtime.loaders import LOADERS
 
     return LOADERS[spec.dataset](spec, request)
@@ -74,7 +74,7 @@ class TaskRegistry:
     def register(self, task: RegisteredTask) -> None:
         """Add a task."""
         if task.spec.name in self._tasks:
-            raise TaskPluginError(task.spec.name, "there is a task of this name already")
+            raise TaskPluginError(task.spec.name, "a task of this name already exists")
         self._tasks[task.spec.name] = task
 
     def all_tasks(self) -> Mapping[str, TaskSpec]:
@@ -87,7 +87,10 @@ class TaskRegistry:
         return self._tasks[task_named(name, self.all_tasks()).name]
 
     def is_installed(self, name: str) -> bool:
-        """Return whether every process knows the task, and not only this one."""
+        """Return whether the task is available in every process.
+
+        Tasks that a script registers itself exist in its own process only.
+        """
         self._ask_plugins()
         return name in self._installed
 
@@ -113,12 +116,12 @@ _REGISTRY: Final = TaskRegistry()
 def register_task(
     spec: TaskSpec, *, load: TaskLoader, build_host: "HostBuilder | None" = None
 ) -> None:
-    """Add a task of your own to those that `esper-train` knows.
+    """Register a custom task, so that `esper-train` can train it.
 
     Args:
         spec: the task.
         load: loads its data.
-        build_host: builds its host, where `spec.host` does not describe one of ours.
+        build_host: builds its host; None builds the one that `spec.host` describes.
     """
     _REGISTRY.register(RegisteredTask(spec=spec, load=load, build_host=build_host))
 
@@ -129,12 +132,12 @@ def all_tasks() -> Mapping[str, TaskSpec]:
 
 
 def is_installed_task(name: str) -> bool:
-    """Return whether every process knows the task, and not only this one."""
+    """Return whether the task is available in every process, not only in this one."""
     return _REGISTRY.is_installed(name)
 
 
 def registered_task(name: str) -> RegisteredTask:
-    """Return the task with this name and the functions that make its parts."""
+    """Return the task with this name, with its loader and host builder."""
     return _REGISTRY.named(name)
 
 

@@ -9,8 +9,8 @@ import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 
-from esper import __version__
 from esper.leyline.errors import EsperError, ExitCode, InterruptedRunError
+from esper.version import __version__
 
 __all__ = ["Command", "add_version", "run_command", "told_when_interrupted"]
 

@@ -4,10 +4,10 @@ from argparse import Namespace
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.telemetry import CountClass
-from esper.nissa.baselines import capture, list_baselines, write_baseline
-from esper.nissa.diff import CountChange, Difference, Divergence, diff_paths
-from esper.nissa.identities import check_profile
-from esper.nissa.validation import Validation, validate_run
+from esper.nissa.analysis.baseline_store import capture, list_baselines, write_baseline
+from esper.nissa.analysis.diff import CountChange, Difference, Divergence, diff_paths
+from esper.nissa.analysis.identities import check_profile
+from esper.nissa.analysis.validation import Validation, validate_run
 from esper.scripts.terminal import Colour, paint, print_json, print_table
 
 __all__ = ["run_capture", "run_diff", "run_list", "run_validate"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline.errors import ExitCode, UsageError
-from esper.nissa.counting import BadLine, CountBy, Tally, count_logs
-from esper.nissa.lines import find_logs
+from esper.nissa.analysis.counting import BadLine, CountBy, Tally, count_logs
+from esper.nissa.reading.lines import find_logs
 from esper.scripts.terminal import Colour, print_json, print_table
 
 __all__ = ["run_count"]
@@ -55,7 +55,7 @@ def run_count(arguments: Namespace) -> int:
 
 def _baseline_counts(path: Path) -> dict[str, int]:
     # Imported here because most counts are not compared with a baseline.
-    from esper.nissa.baselines import read_baseline
+    from esper.nissa.analysis.baseline_store import read_baseline
 
     return read_baseline(path).profile.counts
 

@@ -6,9 +6,9 @@ from argparse import Namespace
 
 from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.untyped_json import compact_json
-from esper.nissa.lines import find_logs
-from esper.nissa.query import QueryResult, query_logs
-from esper.nissa.views import VIEWS
+from esper.nissa.reading.lines import find_logs
+from esper.nissa.reading.query import QueryResult, query_logs
+from esper.nissa.reading.sql_views import VIEWS
 from esper.scripts.terminal import print_table
 
 __all__ = ["run_query"]

@@ -13,9 +13,9 @@ import msgspec
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.live import Gap, Subscription
-from esper.nissa.lines import find_logs
-from esper.nissa.rendering import is_worrying, render_line
-from esper.nissa.tailing import LineFilter, follow_file
+from esper.nissa.reading.lines import find_logs
+from esper.nissa.reading.rendering import is_worrying, render_line
+from esper.nissa.reading.tailing import LineFilter, follow_file
 from esper.scripts.terminal import Colour, paint, print_table
 
 __all__ = ["run_tail"]
@@ -102,7 +102,7 @@ def _items(arguments: Namespace) -> Iterator[_Item]:
 
 def _live_items(arguments: Namespace, types: list[str] | None) -> Iterator[_Item]:
     # Imported here so that tailing a file does not load the websocket client.
-    from esper.nissa.live_client import LiveTail, Notice
+    from esper.nissa.live.client import LiveTail, Notice
 
     subscription = Subscription(
         types=types, env_ids=arguments.env or None, since=arguments.since, batch=True

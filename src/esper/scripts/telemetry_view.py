@@ -7,14 +7,14 @@ from urllib.parse import quote
 
 import anyio
 
-from esper.karn.following import follow, open_source
-from esper.karn.report import run_directory_at, write_report
-from esper.karn.server import dashboard_routes
-from esper.karn.view_feed import ViewFeed
+from esper.karn.report.run_report import run_directory_at, write_report
+from esper.karn.view.followed_log import follow, open_source
+from esper.karn.view.view_feed import ViewFeed
+from esper.karn.web.routes import dashboard_routes
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.leyline.errors import ExitCode
-from esper.nissa.security import Security
-from esper.nissa.server import ServerAddress, build_app, serve
+from esper.nissa.live.security import Security
+from esper.nissa.live.server import ServerAddress, build_app, serve
 
 __all__ = ["run_report", "run_serve"]
 

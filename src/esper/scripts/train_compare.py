@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from esper.karn.comparison_tables import (
+from esper.karn.report.comparison_tables import (
     FRONT_MARK,
     Table,
     costs_table,
@@ -21,7 +21,7 @@ from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.jobs import merge_job
 from esper.leyline.learning import LearningReport
 from esper.leyline.untyped_json import readable_json
-from esper.nissa.files import FileSystem, write_atomically
+from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.scripts.cli import told_when_interrupted
 from esper.scripts.job_flags import add_job_flags, layers_from
 from esper.scripts.terminal import print_json
@@ -128,14 +128,14 @@ def _compare(arguments: Namespace) -> ComparisonReport:
 
 def _page(report: ComparisonReport) -> bytes:
     # Every command imports this module to build its parser; only this one needs the HTML page.
-    from esper.karn.comparison_page import comparison_page
+    from esper.karn.report.comparison_page import comparison_page
 
     return comparison_page(report).encode()
 
 
 def _learning(training_runs: Sequence[Path]) -> LearningReport:
     # Imported here for the same reason: reading logs imports half of the view model.
-    from esper.karn.learning import read_learning
+    from esper.karn.report.learning_curves import read_learning
 
     return read_learning(training_runs)
 

@@ -11,7 +11,7 @@ from esper.leyline.config import TelemetryConfig
 from esper.leyline.errors import ContractError
 from esper.leyline.payloads import LayerGradient, NumericalInstabilityDetected, Payload
 from esper.leyline.telemetry import Draft, EventScope, Severity, TelemetryLevel
-from esper.nissa.hub import Hub
+from esper.nissa.bus.hub import Hub
 from esper.simic.agent.ppo_metrics import PPOMetrics, reduced
 from esper.simic.control.context import HandlerContext
 from esper.simic.telemetry.emitters import Emit, aggregate_layer_gradient_health

@@ -1,7 +1,8 @@
-"""Owns the action distribution: masks conditioned on the op, mixture floors, sampling, entropy.
+"""The factored action distribution: op-conditioned masks, mixture floors, sampling, entropy.
 
-All eight heads are rows of one padded tensor, so that a decision takes a few operations and not a
-few per head. Shapes: `...` any leading dims, K heads in canonical order, W the widest head.
+All eight heads are rows of one padded tensor, so that a decision takes a few tensor operations in
+total instead of a few per head. Shapes: `...` any leading dims, K heads in canonical order, W the
+width of the widest head.
 """
 
 from dataclasses import dataclass
@@ -32,14 +33,14 @@ DEFAULT_MIXTURES: Final = tuple(HEAD_SPECS[head].mixture for head in HEADS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadDistributions:
-    """The eight distributions that are sampled from, floors included; masked choices have none."""
+    """The eight distributions that are sampled from, after masking and mixing with the uniform."""
 
     masks: Tensor  # bool [..., K, W]
     probs: Tensor  # [..., K, W]
     log_probs: Tensor  # [..., K, W]
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return the log-probability of each head's choice; exactly 0 where it is the only one."""
+        """Return the log-probability of each head's choice; exactly 0 for a forced choice."""
         return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
     def confidence(self, actions: Tensor) -> Tensor:
@@ -47,19 +48,19 @@ class HeadDistributions:
         return self.probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Return each head's entropy over that of a uniform choice; exactly 0 for a single one."""
+        """Return each head's entropy, divided by its maximum; exactly 0 for a forced choice."""
         num_valid = self.masks.sum(-1).clamp_min(2)
-        # 0 - x and not -x, so that no entropy is a negative zero.
+        # 0 - x instead of -x avoids a negative zero.
         return (0.0 - (self.probs * self.log_probs).sum(-1)) / num_valid.log()
 
     def choose(self, uniforms: Tensor | None) -> Tensor:
-        """Return the choices that numbers in [0, 1) fall on; without numbers, the likeliest ones.
+        """Sample each head by inverse transform sampling; without uniforms, return the argmax.
 
-        A masked choice adds nothing to the running sum, so that it is never the first to exceed
-        the threshold; and u·total < total holds for float32 as drawn by torch.rand.
+        A masked choice adds nothing to the cumulative sum, so it is never the first to exceed the
+        threshold. u·total < total holds for float32 numbers drawn by torch.rand.
 
         Args:
-            uniforms: [..., heads], of which the last ones belong to these heads.
+            uniforms: numbers in [0, 1), [..., heads]; the last ones belong to these heads.
         """
         if uniforms is None:
             return self.probs.argmax(-1)
@@ -71,20 +72,20 @@ class HeadDistributions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AvailableMasks:
-    """What each head could have chosen under some legal op, whatever op was taken."""
+    """The choices of each head under any legal op, independent of the sampled op."""
 
     masks: Tensor  # bool [..., K, W]
     has_choice: Tensor  # bool [..., K]
-    """Some legal op uses the head, and the head has at least two choices."""
+    """Whether some legal op uses the head, and the head has at least two choices."""
 
 
 class ActionSpace(nn.Module):
-    """The constant tensors of the eight heads, and the one place where masks meet the op."""
+    """The constant tensors of the eight heads; conditions the masks on the op."""
 
-    causal: Tensor  # bool [ops, K]
-    neutral: Tensor  # bool [K, W]
-    mixtures: Tensor  # [K, 1]
-    columns: Tensor  # int64 [K * W]: where each padded choice stands among the heads' outputs
+    causal: Tensor  # bool [ops, K]: whether the op uses the head
+    neutral: Tensor  # bool [K, W]: one-hot, the value of a head that the op does not use
+    mixtures: Tensor  # [K, 1]: weight of the uniform distribution
+    columns: Tensor  # int64 [K * W]: index of each padded choice in the concatenated outputs
 
     def __init__(self, num_slots: int, mixtures: tuple[float, ...] = DEFAULT_MIXTURES) -> None:
         super().__init__()
@@ -104,15 +105,18 @@ class ActionSpace(nn.Module):
         self.register_buffer("columns", columns.flatten(), persistent=False)
 
     def pad(self, outputs: Tensor) -> Tensor:
-        """Return the heads' concatenated outputs as float32 rows; padding repeats some output."""
+        """Return the heads' concatenated outputs as float32 rows [..., K, W].
+
+        Padding repeats the first output, which is harmless because it is always masked.
+        """
         rows = outputs.float().index_select(-1, self.columns)
         return rows.view(*outputs.shape[:-1], NUM_HEADS, self.width)
 
     def choice_masks(self, masks: ActionMasks, ops: Tensor) -> Tensor:
-        """Return what each head may choose once the op is known, [..., K, W].
+        """Return the masks given the op, [..., K, W].
 
-        A head that the op does not look at has its neutral value as the only choice, be that
-        masked otherwise or not; the slot's neutral value is the first slot of the op's row.
+        A head that the op does not use has its neutral value as the only choice, even if its mask
+        excludes that value. The slot head's neutral value is the first legal slot of the op.
         """
         row = ops[..., None, None].expand(*ops.shape, 1, masks.slot_by_op.shape[-1])
         slots = masks.slot_by_op.gather(-2, row).squeeze(-2)
@@ -123,7 +127,7 @@ class ActionSpace(nn.Module):
         return torch.where(self.causal[ops].unsqueeze(-1), base, neutral)
 
     def available_masks(self, masks: ActionMasks) -> AvailableMasks:
-        """Return what each head may choose under any legal op that uses it."""
+        """Return the union of each head's masks over the legal ops that use it."""
         legal = masks.op.unsqueeze(-1) & self.causal  # [..., ops, K]
         slots = (masks.slot_by_op & legal[..., SLOT_ROW].unsqueeze(-1)).any(-2)
         base = self._base_masks(masks, slots)
@@ -133,11 +137,11 @@ class ActionSpace(nn.Module):
         )
 
     def distributions(self, logits: Tensor, masks: Tensor) -> HeadDistributions:
-        """Return (1 - ε)·softmax + ε·uniform over what the masks [..., K, W] leave."""
+        """Return (1 - ε)·softmax + ε·uniform over the unmasked choices; masks are [..., K, W]."""
         return _mix(logits, masks, self.mixtures)
 
     def op_distribution(self, logits: Tensor, masks: ActionMasks) -> HeadDistributions:
-        """Return the op's distribution alone, [..., 1, W]: it is drawn before the others."""
+        """Return the op's distribution, [..., 1, W]; it is sampled first to mask the others."""
         padding = self.width - masks.op.shape[-1]
         mask = nn.functional.pad(masks.op, (0, padding)).unsqueeze(-2)
         return _mix(logits[..., OP_ROW:, :], mask, self.mixtures[OP_ROW:])
@@ -155,8 +159,9 @@ class ActionSpace(nn.Module):
 def _mix(logits: Tensor, masks: Tensor, mixtures: Tensor) -> HeadDistributions:
     soft = logits.masked_fill(~masks, MASKED_LOGIT).softmax(-1)
     uniform = masks / masks.sum(-1, keepdim=True).clamp_min(1)
-    # lerp adds ε·(uniform - soft), which is exactly nothing where a single choice has both at 1.
+    # lerp adds ε·(uniform - soft), which is exactly 0 for a forced choice, where both are 1.
     probs = torch.lerp(soft, uniform, mixtures)
+    # log(0) would be -inf and its gradient NaN, even where the result is masked afterwards.
     safe = torch.where(masks, probs, 1.0)
     return HeadDistributions(
         masks=masks, probs=probs, log_probs=torch.where(masks, safe.log(), MASKED_LOGIT)

@@ -1,4 +1,4 @@
-"""Observation features: one table that names and scales them, and one batched extractor."""
+"""Observation features: the tables that define their names and scaling, and the extractor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 UNMEASURED: Final = -1.0
-"""Stands for a reading that is missing or not finite where real ones are not negative."""
+"""Value of a missing or non-finite reading where real readings are not negative."""
 
 UNMEASURED_SIGNED: Final = -2.0
-"""The same where real readings lie from -1 to 1."""
+"""Value of a missing or non-finite reading where real readings are in [-1, 1]."""
 
 FRESHNESS_DECAY: Final = 0.995
-"""Freshness lost per step since a contribution was measured."""
+"""Factor per step since a contribution was measured."""
 
 SYMLOG_SCALE: Final = 7.0
 
@@ -66,7 +66,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     meaning: str
     source: str
-    """Where the reading comes from: a path in the report or signals, or `-` when derived."""
+    """Attribute path of the reading in the report or the signals; `-` for a derived feature."""
     transform: Transform = Transform.LINEAR
     shift: float = 0.0
     scale: float = 1.0
@@ -120,7 +120,7 @@ def _ago(index: int) -> str:
 
 
 BASE_TABLE: Final = (
-    _steps("step", "step", "how far the episode is"),
+    _steps("step", "step", "current step, as a fraction of the episode"),
     _symlog("val_loss", "val_loss", "validation loss"),
     _linear("val_accuracy", "val_accuracy_pct", 100.0, "validation accuracy"),
     *(
@@ -138,14 +138,14 @@ BASE_TABLE: Final = (
     ),
     _linear("share_training", "-", 1.0, "share of slots whose seed trains in isolation"),
     _linear("share_blending", "-", 1.0, "share of slots whose seed is being blended in"),
-    _linear("share_grown", "-", 1.0, "share of slots whose seed is held or fossilized"),
+    _linear("share_grown", "-", 1.0, "share of slots whose seed is in HOLDING or FOSSILIZED"),
     _flag("last_succeeded", "feedback.has_succeeded", "whether the last action succeeded"),
     *(
         _flag(f"last_op_{op.name.lower()}", "feedback.op", f"whether the last op was {op.name}")
         for op in Op
     ),
 )
-"""What concerns the whole env, by column. Histories are padded on the left until they are full."""
+"""The features of the env as a whole, by column; histories are padded on the left."""
 
 SLOT_TABLE: Final = (
     _flag("is_occupied", "-", "whether the slot has a seed, cooldown included"),
@@ -153,28 +153,38 @@ SLOT_TABLE: Final = (
         _flag(f"stage_{stage.name.lower()}", "stage", f"whether the stage is {stage.name}")
         for stage in Stage
     ),
-    _linear("alpha", "alpha.alpha", 1.0, "how much of the seed reaches the output"),
+    _linear("alpha", "alpha.alpha", 1.0, "blending weight of the seed"),
     _signed("contribution", "contribution_pp", 10.0, "accuracy with the seed minus without it"),
     _signed(
-        "contribution_velocity", "contribution_velocity_pp", 10.0, "how the contribution changes"
+        "contribution_velocity",
+        "contribution_velocity_pp",
+        10.0,
+        "smoothed change of the contribution between measurements",
     ),
     _linear("tempo", "tempo_steps", 12.0, "length of the first ramp"),
-    _linear("alpha_target", "alpha.target", 1.0, "where the ramp ends"),
-    _linear("alpha_mode", "alpha.mode", 2.0, "at rest, rising or falling"),
+    _linear("alpha_target", "alpha.target", 1.0, "alpha at the end of the ramp"),
+    _linear("alpha_mode", "alpha.mode", 2.0, "whether alpha is constant, rising or falling"),
     _steps("alpha_steps_total", "alpha.steps_total", "length of the last ramp"),
-    _steps("alpha_steps_done", "alpha.steps_done", "steps of it that are done"),
-    _steps("alpha_steps_to_target", "alpha.steps_to_target", "steps of it that are left"),
+    _steps("alpha_steps_done", "alpha.steps_done", "completed steps of the ramp"),
+    _steps("alpha_steps_to_target", "alpha.steps_to_target", "remaining steps of the ramp"),
     _linear("alpha_velocity", "alpha.velocity", 1.0, "mean change of alpha per step"),
-    _linear("algorithm", "algorithm", 2.0, "how seed and host are composed", shift=1.0),
-    _signed("interaction", "interaction_sum_pp", 10.0, "what the seed gains with its partners"),
+    _linear("algorithm", "algorithm", 2.0, "blending operator: add, multiply or gate", shift=1.0),
+    _signed("interaction", "interaction_sum_pp", 10.0, "sum of interactions with other seeds"),
     _symlog("gradient_norm", "gradient.norm", "norm of the seed's gradient"),
     _optional("gradient_health", "gradient.health", 1.0, "health of the seed's gradient"),
-    _optional("has_vanishing", "gradient.has_vanishing", 1.0, "whether a part of it vanishes"),
-    _optional("has_exploding", "gradient.has_exploding", 1.0, "whether a part of it explodes"),
     _optional(
-        "previous_gradient_health", "previous_gradient_health", 1.0, "health one step earlier"
+        "has_vanishing", "gradient.has_vanishing", 1.0, "whether any parameter's gradient vanishes"
     ),
-    _steps("steps_in_stage", "steps_in_stage", "time in the stage"),
+    _optional(
+        "has_exploding", "gradient.has_exploding", 1.0, "whether any parameter's gradient explodes"
+    ),
+    _optional(
+        "previous_gradient_health",
+        "previous_gradient_health",
+        1.0,
+        "gradient health one step earlier",
+    ),
+    _steps("steps_in_stage", "steps_in_stage", "steps in the current stage"),
     Feature(
         name="freshness",
         source="steps_since_contribution",
@@ -183,9 +193,9 @@ SLOT_TABLE: Final = (
         meaning="how recently the contribution was measured",
         unmeasured=UNMEASURED,
     ),
-    _steps("age", "age_steps", "time since germination"),
+    _steps("age", "age_steps", "steps since germination"),
 )
-"""What concerns one slot, by column; an empty slot is all zeros."""
+"""The features of one slot, by column; an empty slot is all zeros."""
 
 BASE_FEATURES: Final = len(BASE_TABLE)
 SLOT_FEATURES: Final = len(SLOT_TABLE)
@@ -197,7 +207,7 @@ def observation_size(num_slots: int) -> int:
 
 
 class ActionFeedback(msgspec.Struct, frozen=True, kw_only=True):
-    """The last action as observed by the policy; the defaults apply before the first."""
+    """The last action as observed by the policy; the defaults apply before the first action."""
 
     op: Op = Op.WAIT
     has_succeeded: bool = True
@@ -213,7 +223,7 @@ class ObservationBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """A table as vectors, applied to the last axis of raw readings (NaN where unmeasured)."""
+    """A feature table as vectors, applied to the last axis of raw readings (NaN: unmeasured)."""
 
     shift: NDArray[np.float64]
     scale: NDArray[np.float64]
@@ -223,7 +233,7 @@ class _Scaling:
     is_symlog: NDArray[np.bool_]
     is_decay: NDArray[np.bool_]
     decay: NDArray[np.float64]
-    """Base of each decaying column, in their order."""
+    """Bases of the DECAY columns only, in column order."""
 
     @classmethod
     def of(cls, table: Sequence[Feature], num_steps: int) -> "_Scaling":
@@ -302,7 +312,7 @@ class FeatureExtractor:
     _slot_scaling: _Scaling = field(init=False)
 
     def __post_init__(self) -> None:
-        """Lay the tables out as vectors."""
+        """Convert the tables to vectors."""
         self._slot_index = {slot_id: index for index, slot_id in enumerate(self.slot_ids)}
         self._base_scaling = _Scaling.of(BASE_TABLE, self.num_steps)
         self._slot_scaling = _Scaling.of(SLOT_TABLE, self.num_steps)
@@ -313,7 +323,7 @@ class FeatureExtractor:
         reports_by_env: Sequence[Sequence[SeedReport]],
         feedback: Sequence[ActionFeedback],
     ) -> ObservationBatch:
-        """Return the observations of all envs, given each one's signals, seeds and last action."""
+        """Compute the observations of all envs from signals, seed reports and last actions."""
         num_envs, num_slots = len(signals), len(self.slot_ids)
         located = locate_reports(reports_by_env, self._slot_index)
         where = (located.env_indices, located.slot_indices)
@@ -353,7 +363,7 @@ def _raw_slots(located: LocatedReports) -> NDArray[np.float64]:
     raw = np.zeros((len(reports), SLOT_FEATURES))
     raw[:, _OCCUPIED_COLUMN] = 1.0
     raw[rows, _STAGE_COLUMNS[[STAGE_INDEX[report.stage] for report in reports]]] = 1.0
-    # numpy reads None as NaN, which is what the scaling takes for unmeasured.
+    # numpy converts None to NaN, which _Scaling treats as unmeasured.
     raw[:, _REPORT_COLUMNS] = np.array([_read_report(report) for report in reports], dtype=float)
     raw[:, _GRADIENT_COLUMNS] = np.array(
         [

@@ -1,4 +1,4 @@
-"""Where each seed report belongs in arrays over envs and slots."""
+"""Maps seed reports to their indices in arrays over envs and slots."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["LocatedReports", "locate_reports"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocatedReports:
-    """All reports of all envs, flat, with their two indices."""
+    """All reports of all envs in one list, with their env and slot indices."""
 
     reports: list[SeedReport]
     env_indices: list[int]
@@ -21,7 +21,7 @@ class LocatedReports:
 def locate_reports(
     reports_by_env: Sequence[Sequence[SeedReport]], slot_index: Mapping[str, int]
 ) -> LocatedReports:
-    """Return every report with the env and slot it belongs to."""
+    """Flatten the reports of all envs and look up the indices of each one."""
     reports: list[SeedReport] = []
     env_indices: list[int] = []
     slot_indices: list[int] = []

@@ -1,4 +1,4 @@
-"""Owns the shape in which action masks travel from their builder to the policy and the buffer."""
+"""The action masks as tensors, shared by the masker, the policy and the rollout buffer."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class ActionMasks:
     """Which choices are legal, for all envs at once."""
 
     op: Tensor  # bool [N, 6]
-    slot_by_op: Tensor  # bool [N, 6, S]; the WAIT row holds the enabled slots
+    slot_by_op: Tensor  # bool [N, 6, S]; the WAIT row contains the enabled slots
     blueprint: Tensor  # bool [N, 13]
     style: Tensor  # bool [N, 4]
     tempo: Tensor  # bool [N, 3]

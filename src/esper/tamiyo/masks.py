@@ -1,4 +1,4 @@
-"""Action masks: what leyline's table of rules allows, for all envs at once."""
+"""Computes the action masks of all envs from leyline's legality rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slots:
-    """The state of all slots of all envs that legality depends on; [N, S] each."""
+    """The part of the slots' state that legality depends on; [N, S] each."""
 
     stage: NDArray[np.intp]  # _EMPTY where there is no seed
     is_resting: BoolArray
@@ -50,7 +50,7 @@ class _Slots:
 
 @dataclass(eq=False, slots=True)
 class ActionMasker:
-    """Computes masks for one run; holds the rules as lookup tables."""
+    """Computes the masks of one run, with the legality rules as lookup tables."""
 
     rules: ActionRules
     _slot_index: dict[str, int] = field(init=False)
@@ -62,7 +62,7 @@ class ActionMasker:
     _offered: BoolArray = field(init=False)  # [13]
 
     def __post_init__(self) -> None:
-        """Lay the table of rules out as arrays."""
+        """Convert the legality rules to arrays."""
         table = np.zeros((NUM_OPS, NUM_STAGES + 1), dtype=bool)
         for op, rule in OP_RULES.items():
             if self.rules.is_enabled(op):
@@ -81,7 +81,7 @@ class ActionMasker:
         self._offered = np.array([blueprint in offered for blueprint in Blueprint])
 
     def masks(self, reports_by_env: Sequence[Sequence[SeedReport]]) -> ActionMasks:
-        """Return the masks of all envs, given each one's occupied slots."""
+        """Return the masks of all envs, given the reports of their occupied slots."""
         num_envs = len(reports_by_env)
         slots = self._gather(num_envs, locate_reports(reports_by_env, self._slot_index))
         slot_by_op = self._slot_by_op(slots)
@@ -102,7 +102,7 @@ class ActionMasker:
         )
 
     def legal_ops(self, reports: Sequence[SeedReport]) -> tuple[bool, ...]:
-        """Return which ops one env may choose, as plain values."""
+        """Return whether each op is legal in one env, as Python bools."""
         slots = self._gather(1, locate_reports([reports], self._slot_index))
         return tuple(bool(op.any()) for op in self._slot_by_op(slots)[0])
 

@@ -1,4 +1,4 @@
-"""Owns the recurrent policy network: layers, initial weights, one step and whole sequences.
+"""The recurrent policy network: layers, initialisation, single steps and unrolled sequences.
 
 Shapes: N envs, T steps, D observation, S slots, F features, H hidden, K heads, W widest head.
 """
@@ -23,17 +23,17 @@ __all__ = ["Decision", "LstmState", "PolicyNetwork", "PolicyOutput", "PolicySpec
 BLUEPRINT_DIM: Final = 4
 HIDDEN_GAIN: Final = math.sqrt(2)
 POLICY_GAIN: Final = 0.01
-"""Gain of the last layer of each head: the first policy is close to uniform."""
+"""Gain of the last layer of each head; small, so that the initial policy is near uniform."""
 CRITIC_GAIN: Final = 0.1
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sizes of a policy network, and its mixture floors in canonical order of heads."""
+    """The sizes of a policy network, and the uniform mixture weight ε of each head."""
 
     obs_dim: int
     num_slots: int
-    feature_dim: int = 512
-    hidden_dim: int = 512
+    feature_dim: int
+    hidden_dim: int
     mixtures: tuple[float, ...] = DEFAULT_MIXTURES
 
 
@@ -45,7 +45,7 @@ class LstmState:
     c: Tensor  # [N, H]
 
     def cleared(self, rows: Tensor) -> "LstmState":
-        """Return the state with the rows of this bool mask [N] forgotten."""
+        """Return the state with the rows of this bool mask [N] set to zero."""
         gone = rows.unsqueeze(-1)
         return LstmState(h=self.h.masked_fill(gone, 0.0), c=self.c.masked_fill(gone, 0.0))
 
@@ -62,12 +62,12 @@ class PolicyOutput:
     values: Tensor  # [...], on the value normaliser's scale
     hidden: Tensor  # [..., H]
     state: LstmState
-    """After the last step."""
+    """The LSTM state after the last step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """One decision for all envs, stacked so that each of the two tensors crosses to the host once.
+    """One decision for all envs, stacked so that few device-to-host copies are needed.
 
     Rows of `diagnostics`: K confidences, K normalised entropies, K numbers of valid choices, one
     probability per op, the value.
@@ -90,7 +90,7 @@ class Decision:
 
     @property
     def values(self) -> Tensor:
-        """Return V of each env's observation, [N]."""
+        """Return the critic's value of each env's observation, [N]."""
         return self.diagnostics[-1]
 
 
@@ -103,7 +103,7 @@ class PolicyNetwork(nn.Module):
         # On the meta device nothing is drawn, so the process-wide generator is never touched.
         with torch.device("meta"):
             self._build(spec)
-        # `to_empty` would do the same, and import torch's symbolic shapes for it: 36 MiB.
+        # `to_empty` would do the same, but imports torch's symbolic shapes: 36 MiB.
         rooms = {name: torch.empty(item.shape) for name, item in self.state_dict().items()}
         self.load_state_dict(rooms, assign=True)
         self._initialize(generator)
@@ -112,8 +112,9 @@ class PolicyNetwork(nn.Module):
 
     def _build(self, spec: PolicySpec) -> None:
         hidden, half = spec.hidden_dim, spec.hidden_dim // 2
-        # Row 0 stands for an empty slot, so that any index outside of -1..12 is out of range.
-        # Given its tensor, for drawing one on the meta device would import torch's compiler.
+        # Row 0 is the empty slot: indices are shifted by one, and any outside -1..12 is an error.
+        # from_pretrained skips the default initialisation, which on the meta device would import
+        # torch's compiler.
         rows = torch.empty(len(Blueprint) + 1, BLUEPRINT_DIM)
         self.blueprints = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
             rows, freeze=False
@@ -160,23 +161,23 @@ class PolicyNetwork(nn.Module):
                 nn.init.orthogonal_(parameter, generator=generator)
             else:
                 nn.init.zeros_(parameter)
-                nn.init.ones_(parameter[hidden : 2 * hidden])  # forget gate: remember at first
+                nn.init.ones_(parameter[hidden : 2 * hidden])  # forget gate open at first
 
     @cached_property
     def parameter_groups(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """Return the parameters of each head, of V, of Q, and the rest."""
+        """Return the parameters of each head, of the V and Q critics, and all others."""
         parts = (*self.heads.values(), self.value, self.q)
         groups = [tuple(part.parameters()) for part in parts]
         grouped = {parameter for group in groups for parameter in group}
         return (*groups, tuple(item for item in self.parameters() if item not in grouped))
 
     def initial_state(self, num_envs: int) -> LstmState:
-        """Return the state of envs that have seen nothing."""
+        """Return the zero state that an episode starts from."""
         zeros = self.lstm_norm.weight.new_zeros(num_envs, self.spec.hidden_dim)
         return LstmState(h=zeros, c=zeros.clone())
 
     def compile_step(self, mode: str) -> None:
-        """Compile the step that every decision takes; its shapes never change within a run."""
+        """Compile `step` with static shapes, which never change within a run."""
         self._run_step = torch.compile(
             self._step, mode=None if mode == "default" else mode, dynamic=False
         )
@@ -193,14 +194,14 @@ class PolicyNetwork(nn.Module):
     def unroll(
         self, obs: Tensor, blueprints: Tensor, starts: Tensor, cuts: Sequence[int]
     ) -> PolicyOutput:
-        """Run whole sequences from a zero LSTM state, which is reset where a segment starts.
+        """Run whole sequences from a zero LSTM state; it is reset where a segment starts.
 
         Args:
             obs: [N, T, D].
             blueprints: int64 [N, T, S].
-            starts: bool [N, T], whether a segment starts with this step.
-            cuts: every step after the first at which some row starts, in order; known to the host,
-                so that stretches without a start take one call of the LSTM each.
+            starts: bool [N, T], whether a segment of the rollout buffer starts with this step.
+            cuts: the steps after step 0 at which `starts` is true in any row, in order. A Python
+                sequence, so that splitting the unroll into LSTM calls needs no device sync.
         """
         encoded = self._encode(obs, blueprints)
         state = self.initial_state(obs.shape[0])
@@ -212,13 +213,13 @@ class PolicyNetwork(nn.Module):
         return self._read(encoded, torch.cat(stretches, dim=1), state)
 
     def q_values(self, hidden: Tensor, ops: Tensor) -> Tensor:
-        """Return Q of these ops; telemetry only, so no gradient reaches the shared layers."""
+        """Return Q of these ops; for telemetry only, so the hidden state is detached."""
         one_hot = nn.functional.one_hot(ops, NUM_OPS).to(hidden.dtype)
         q: Tensor = self.q(torch.cat((hidden.detach(), one_hot), dim=-1))
         return q.squeeze(-1).float()
 
     def contributions(self, hidden: Tensor) -> Tensor:
-        """Return the predicted contribution of each slot, [..., S], from a detached memory."""
+        """Return each slot's predicted contribution, [..., S]; the hidden state is detached."""
         predicted: Tensor = self.contribution(hidden.detach())
         return predicted.float()
 
@@ -239,7 +240,8 @@ class PolicyNetwork(nn.Module):
         ops = ops_alone.choose(uniforms).squeeze(-1)
         chosen = self.space.distributions(output.logits, self.space.choice_masks(masks, ops))
         actions = chosen.choose(uniforms)
-        actions[:, OP_ROW] = ops  # one op per decision: what was conditioned on is what is stored
+        # The masks are conditioned on this op, so it must be the op that is stored.
+        actions[:, OP_ROW] = ops
         diagnostics = (
             chosen.confidence(actions),
             chosen.entropy(),
@@ -260,7 +262,7 @@ class PolicyNetwork(nn.Module):
         return encoded
 
     def _recur(self, encoded: Tensor, state: LstmState) -> tuple[Tensor, LstmState]:
-        # The memory stays in float32 under autocast: it is carried over a whole episode.
+        # float32 even under autocast: rounding errors would accumulate over the episode.
         with torch.autocast(encoded.device.type, enabled=False):
             recurrent, (h, c) = self.lstm(
                 encoded.float(), (state.h.unsqueeze(0), state.c.unsqueeze(0))
@@ -279,7 +281,7 @@ class PolicyNetwork(nn.Module):
 
 
 def _draw_uniforms(num_envs: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Return one number in [0, 1) per env and head: as many whatever is masked."""
+    """Draw one number in [0, 1) per env and head; the count does not depend on the masks."""
     shape = (num_envs, len(HEADS))
     drawn = torch.rand(shape, generator=generator, device=generator.device)
     return drawn.to(device, non_blocking=True)

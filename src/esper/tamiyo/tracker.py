@@ -1,4 +1,4 @@
-"""The signal tracker: turns one host's validation results into signals, step by step."""
+"""The signal tracker: computes training signals from one host's results, step by step."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,23 +11,24 @@ __all__ = ["Measurement", "SignalTracker", "TrackedStep", "TrackerRules", "Track
 
 
 class TrackerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a host counts as stable, and when as stuck."""
+    """The thresholds for a stable host and for a plateau."""
 
     plateau_threshold_pp: float = 0.5
-    """A smaller gain in accuracy is a step on a plateau."""
+    """A step with a smaller gain in accuracy counts as a plateau step."""
     max_relative_drop: float = 0.03
-    """A loss that still falls faster than this is not stable yet."""
+    """The loss is not stable yet while it falls faster than this per step."""
     max_relative_rise: float = 0.05
+    """The loss is not stable if it rises faster than this in a step."""
     min_loss: float = 1e-8
-    """Below it a relative change says nothing."""
+    """Smallest loss for which relative changes are computed."""
     steps_to_stabilize: int = 3
-    """Stable steps in a row that set the latch; 0 sets it from the start."""
+    """Consecutive stable steps after which the host counts as stable; 0: from the start."""
     window: int = 10
-    """Results kept for looking back."""
+    """Number of recent results in the state."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step's passes measured on a host."""
+    """The results of one step's training and validation passes on a host."""
 
     step: int
     train_loss: float
@@ -37,7 +38,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackerState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a tracker remembers, in primitives."""
+    """The complete state of a tracker, in primitives."""
 
     losses: tuple[float, ...] = ()
     accuracies_pct: tuple[float, ...] = ()
@@ -48,43 +49,43 @@ class TrackerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tracker says about one step."""
+    """A tracker's output for one step."""
 
     signals: TrainingSignals
     was_latched: bool
-    """The host became stable in this very step."""
+    """Whether the host became stable in this step."""
 
 
 @dataclass(eq=False, slots=True)
 class SignalTracker:
-    """Follows one host over an episode."""
+    """Tracks one host over an episode."""
 
     rules: TrackerRules = field(default_factory=TrackerRules)
     state: TrackerState = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start without a past."""
+        """Set the initial state."""
         self.reset()
 
     def observe(self, measurement: Measurement) -> TrackedStep:
-        """Take in a step and return its signals."""
+        """Update the state with a step and return its signals."""
         before, self.state = self.state, advance(self.state, measurement, self.rules)
         return _tracked(before, self.state, measurement)
 
     def peek(self, measurement: Measurement) -> TrackedStep:
-        """Return what `observe` would return, remembering nothing."""
+        """Return what `observe` would return, without updating the state."""
         return _tracked(self.state, advance(self.state, measurement, self.rules), measurement)
 
     def stable_accuracy_pct(self, num_steps: int) -> float | None:
-        """Return the lowest of the last accuracies, or None before the first."""
+        """Return the lowest accuracy of the last steps; None before the first step."""
         return min(self.state.accuracies_pct[-num_steps:], default=None)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Return to the initial state."""
         self.state = TrackerState(is_stabilized=self.rules.steps_to_stabilize == 0)
 
     def load(self, state: TrackerState) -> None:
-        """Go on from a remembered state."""
+        """Continue from a stored state."""
         self.state = state
 
 
@@ -107,7 +108,7 @@ def advance(state: TrackerState, measurement: Measurement, rules: TrackerRules) 
 def _is_stable(losses: tuple[float, ...], loss: float, rules: TrackerRules) -> bool:
     if not losses or not math.isfinite(losses[-1]) or losses[-1] <= rules.min_loss:
         return False
-    # A loss that is not finite compares as false on one side at least.
+    # A NaN or infinite loss fails at least one of the two comparisons.
     relative_drop = (losses[-1] - loss) / losses[-1]
     return -rules.max_relative_rise < relative_drop < rules.max_relative_drop
 

@@ -35,8 +35,6 @@ T = TypeVar("T")
 STREAM_DEPTH: Final = 3
 """Maximum number of batches queued for a lane."""
 
-CLOSE_TIMEOUT_S: Final = 5.0
-
 
 class Engine(Protocol):
     """Runs the passes of all envs of a round."""
@@ -314,7 +312,7 @@ class LaneEngine(Generic[E, B]):
             await wait_for_all([group.lane.submit(group.release) for group in groups])
         finally:
             for lane in self.lanes:
-                lane.close(CLOSE_TIMEOUT_S)
+                lane.close()
 
     def _take_failures(self) -> tuple[EnvFailure, ...]:
         found = [failure for group in self._groups for failure in group.take_failures()]

@@ -29,6 +29,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 B = TypeVar("B")
 
+CLOSE_TIMEOUT_S: Final = 5.0
+"""Longest wait for a lane's thread to end; past it, the daemon thread is left behind."""
 POLL_S: Final = 0.05
 """Interval at which a thread blocked on a queue checks the stop flag."""
 
@@ -91,7 +93,7 @@ class Lane:
         if call is not None:
             call.fail(error)
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Stop the thread after its queued calls; return whether it ended within the timeout.
 
         An abandoned lane is not waited for.

@@ -78,7 +78,7 @@ def test_training_moves_the_running_statistics_and_evaluation_does_not() -> None
         ({"kernel_size": 2}, "kernel_size = 2: must be odd"),
         ({"base_channels": 0}, "base_channels = 0: must be positive"),
         ({"num_pools": 4}, "num_pools = 4: must be from 0 to the 3 blocks"),
-        ({"image_size": 4}, "num_pools = 3: leaves nothing of 4 pixels"),
+        ({"image_size": 4}, "num_pools = 3: is too many for 4 pixels"),
     ],
 )
 def test_specs_that_cannot_be_built_are_refused(changes: dict[str, int], message: str) -> None:

@@ -90,7 +90,7 @@ def test_routes_backwards_or_on_the_spot_are_refused(spec: HostSpec) -> None:
     first, *_, last = host.execution_order()
     features = host.eval().forward_to_segment(first, batch(spec))
     for origin in (first, last):
-        with pytest.raises(ContractError, match=f"'{first}': does not lie behind '{origin}'"):
+        with pytest.raises(ContractError, match=f"'{first}': does not come after '{origin}'"):
             host.forward_to_segment(first, features, from_segment=origin)
 
 

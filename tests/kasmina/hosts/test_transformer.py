@@ -115,7 +115,7 @@ def test_only_parameters_are_stored() -> None:
 def test_longer_sequences_than_the_block_are_refused() -> None:
     subject = host().eval()
     too_long = torch.zeros(1, SMALL_TRANSFORMER.block_size + 1, dtype=torch.long)
-    with pytest.raises(ContractError, match="sequence of 9 tokens: this host sees at most 8"):
+    with pytest.raises(ContractError, match="sequence of 9 tokens: this host takes at most 8"):
         subject(too_long)
     with pytest.raises(ContractError, match="sequence of 9 tokens"):
         subject.forward_to_segment("r0c0", too_long)

@@ -4,31 +4,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from tests.tamiyo.policies import NUM_SLOTS, SPEC, generator, random_inputs, random_masks, sharpened
 from torch import Tensor
 
 from esper.leyline.actions import Op
+from esper.leyline.config import TrainingConfig
 from esper.simic.agent.ppo_agent import PPOAgent
-from esper.simic.agent.ppo_config import PPOConfig
+from esper.simic.agent.ppo_config import PPOConfig, ppo_config_from
 from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.agent.rollout_buffer import StepRows
 from esper.simic.normalizers import RewardNormalizer
 from esper.tamiyo.mask_types import ActionMasks
-from esper.tamiyo.network import Decision, LstmState
+from esper.tamiyo.network import Decision, LstmState, PolicySpec
 
 NUM_ENVS = 6
 NUM_STEPS = 9
 
 
-def small_config(**changes: object) -> PPOConfig:
-    settings = {
-        "policy": SPEC,
-        "slot_ids": ("r0c0", "r0c1", "r0c2"),
-        "num_envs": NUM_ENVS,
-        "num_steps": NUM_STEPS,
-    }
-    return PPOConfig(**(settings | changes))
+def config_for(policy: PolicySpec, *, num_envs: int, num_steps: int, **changes: Any) -> PPOConfig:
+    """Return the settings of the default configuration for this policy, with changes."""
+    training = TrainingConfig(n_envs=num_envs, max_epochs=num_steps)
+    defaults = ppo_config_from(training, obs_dim=policy.obs_dim, entropy_anneal_updates=0)
+    return msgspec.structs.replace(defaults, policy=policy, **changes)
+
+
+def small_config(**changes: Any) -> PPOConfig:
+    settings = {"policy": SPEC, "num_envs": NUM_ENVS, "num_steps": NUM_STEPS} | changes
+    return config_for(**settings)
 
 
 def small_agent(seed: int = 0, **changes: object) -> PPOAgent:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from tests.simic.agent.rollouts import learn_round, rows_of
+from tests.simic.agent.rollouts import config_for, learn_round, rows_of
 from tests.tamiyo.policies import NUM_SLOTS, generator
 from torch import Tensor
 
@@ -55,13 +55,8 @@ def play(
 
 def config(num_steps: int, obs_dim: int, **changes: float) -> PPOConfig:
     settings = {"lr": 3e-3, "gamma": 0.9, "target_kl": 0.05, "value_warmup_updates": 0} | changes
-    return PPOConfig(
-        policy=PolicySpec(obs_dim=obs_dim, num_slots=NUM_SLOTS, feature_dim=32, hidden_dim=32),
-        slot_ids=("r0c0", "r0c1", "r0c2"),
-        num_envs=NUM_ENVS,
-        num_steps=num_steps,
-        **settings,
-    )
+    policy = PolicySpec(obs_dim=obs_dim, num_slots=NUM_SLOTS, feature_dim=32, hidden_dim=32)
+    return config_for(policy, num_envs=NUM_ENVS, num_steps=num_steps, **settings)
 
 
 def test_ppo_learns_a_factored_masked_bandit() -> None:

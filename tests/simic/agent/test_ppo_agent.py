@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tests.simic.agent.rollouts import NUM_ENVS, learn_round, play_round, small_agent
@@ -59,9 +60,7 @@ def test_loaded_agent_is_the_saved_one_bit_for_bit_and_learns_the_same(tmp_path:
 def test_mixtures_of_a_checkpoint_outlive_the_table(tmp_path: Path) -> None:
     mixtures = tuple(0.01 * (index + 1) for index in range(8))
     policy = small_agent().config.policy
-    agent = small_agent(
-        policy=type(policy)(obs_dim=10, num_slots=3, hidden_dim=16, mixtures=mixtures)
-    )
+    agent = small_agent(policy=msgspec.structs.replace(policy, mixtures=mixtures))
     agent.save(tmp_path / "agent.pt")
 
     loaded = PPOAgent.load(tmp_path / "agent.pt")

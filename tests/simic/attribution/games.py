@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 
-from tests.tamiyo.states import make_report
+from tests.builders.messages import make_report
 
 from esper.leyline.alpha import AlphaState
 from esper.leyline.attribution import AttributionEvidence

@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
+from tests.builders.messages import make_report
 from tests.simic.attribution.games import blending, fossil, slots
-from tests.tamiyo.states import make_report
 
 from esper.leyline.alpha import AlphaState
 from esper.leyline.attribution import Ablation

@@ -9,10 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.messages import env_evidence, make_signals
 from tests.kasmina.bodies import CNN, disturb, generator, grown, inputs, lead, plant
-from tests.simic.training.builders import env_evidence
 from tests.simic.training.envs import EAGER, HEALTHY, SLOTS, World, world_of
-from tests.tamiyo.states import make_signals
 from tests.tamiyo.test_masks import masks_allow
 
 from esper.kasmina.lifecycle import tick

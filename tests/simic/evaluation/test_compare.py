@@ -25,7 +25,8 @@ from esper.leyline.stages import Stage
 from esper.leyline.telemetry import EventType
 from esper.runtime.tasks import registered_task
 from esper.simic.evaluation import compare as comparing
-from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
+from esper.simic.evaluation.arm_run import run_arm
+from esper.simic.evaluation.arms import Arm, parse_arms
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.evaluate import evaluate_controller
 from esper.simic.evaluation.summary import summarize

@@ -1,5 +1,6 @@
 """A frozen controller on fresh envs, measured on data that nothing else has seen."""
 
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,12 @@ def test_a_lane_that_hangs_ends_the_evaluation_with_its_stack_in_the_log(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"lanes": 0}, "lanes = 0"), ({"lane_deadline_s": 0.0}, "lane deadline = 0.0")],
+    [
+        ({"lanes": 0}, "run.lanes = 0: must be at least 1"),
+        ({"lane_deadline_s": 0.0}, "run.lane_deadline_s = 0.0: must be above 0"),
+        ({"lane_deadline_s": math.nan}, "run.lane_deadline_s = nan: must be a finite number"),
+        ({"lane_deadline_s": math.inf}, "run.lane_deadline_s = inf: must be a finite number"),
+    ],
 )
 def test_lanes_that_cannot_work_are_refused(
     settings: dict[str, Any], message: str, trained: TrainingResult

@@ -18,7 +18,8 @@ from esper.leyline.comparison import ArmRun, ComparisonReport, RunRequest
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, RunFailedError, UsageError
 from esper.simic.evaluation import compare as comparing
-from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
+from esper.simic.evaluation.arm_run import run_arm
+from esper.simic.evaluation.arms import Arm, parse_arms
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.training.machine import one_thread_per_worker

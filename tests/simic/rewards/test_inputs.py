@@ -1,8 +1,8 @@
 """From reports to what a reward sees."""
 
 import pytest
+from tests.builders.messages import make_report
 from tests.simic.rewards.builders import scheme
-from tests.tamiyo.states import make_report
 
 from esper.leyline.alpha import AlphaState
 from esper.leyline.stages import Stage

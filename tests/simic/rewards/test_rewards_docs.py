@@ -5,8 +5,8 @@ import re
 
 import msgspec
 import pytest
-from tests.meta.sources import ROOT
 from tests.simic.rewards.builders import scheme
+from tools.source_modules import ROOT
 
 from esper.leyline.actions import Op
 from esper.leyline.rewards import RewardComponents, RewardFamily, RewardInputs, RewardMode

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.messages import make_report
 from tests.simic.rewards.builders import GAMMA, inputs, result, scheme, terms
-from tests.tamiyo.states import make_report
 
 from esper.leyline.actions import Op
 from esper.leyline.rewards import RewardFamily, RewardMemory, RewardMode, SlotStage

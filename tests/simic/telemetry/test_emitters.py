@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from tests.simic.training.builders import attribution, env_evidence, env_outcome
-from tests.tamiyo.states import make_report
+from tests.builders.messages import attribution, batch_summary, env_evidence, make_report
+from tests.simic.training.builders import env_outcome
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Blueprint, Op
 from esper.leyline.messages import DecisionDetail
@@ -159,19 +159,7 @@ def test_layers_in_trouble_are_counted_by_kind() -> None:
 
 
 def summary(accuracy: float | None) -> BatchSummary:
-    return BatchSummary(
-        round=5,
-        episodes=(),
-        mean_accuracy_pct=accuracy,
-        rolling_accuracy_pct=accuracy,
-        mean_reward=0.0,
-        update_performed=True,
-        policy_loss=None,
-        value_loss=None,
-        entropy=None,
-        kl_divergence=None,
-        duration_s=1.0,
-    )
+    return batch_summary(accuracy, round=5)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.actions import Blueprint
+from esper.leyline.effects import effect_of
 from esper.leyline.payloads import (
-    ImprovementDetected,
     SeedFossilized,
     SeedGerminated,
     SeedPruned,
+    SeedStageChanged,
 )
 from esper.simic.telemetry.scoreboard import COMPUTE_MULTIPLIERS, Scoreboard
 
@@ -41,8 +42,14 @@ events = st.lists(
     | st.builds(SeedFossilized, num_params=st.integers(0, 999), **ends)
     | st.builds(SeedPruned, reason=st.just("x"), initiator=st.just("policy"), **ends)
     | st.just(
-        ImprovementDetected(
-            rolling_delta_pp=1.0, rolling_accuracy_pct=2.0, previous_rolling_accuracy_pct=1.0
+        SeedStageChanged(
+            slot_id="r0c0",
+            seed_id="a",
+            from_stage="TRAINING",
+            to_stage="BLENDING",
+            alpha=0.0,
+            steps_in_from_stage=5,
+            accuracy_delta_pp=None,
         )
     ),
     max_size=30,
@@ -56,8 +63,9 @@ def mean(values: list[float | None]) -> float | None:
 
 @given(events, st.integers(0, 30), st.integers(1, 9))
 def test_standings_are_what_a_recount_of_all_events_gives(told, cut: int, num_hosts: int) -> None:
-    board = Scoreboard().noting(told[:cut]).noting(told[cut:])
-    seeds = [event for event in told if not isinstance(event, ImprovementDetected)]
+    effects = [effect_of(payload) for payload in told]
+    board = Scoreboard().noting(effects[:cut]).noting(effects[cut:])
+    seeds = [event for event in told if not isinstance(event, SeedStageChanged)]
 
     standing = board.event(num_hosts=num_hosts)
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 import torch
+from tests.builders.messages import env_evidence
+from tests.simic.agent.rollouts import config_for
 from tests.simic.rewards.builders import scheme
-from tests.tamiyo.states import SLOTS, make_signals
+from tests.tamiyo.states import SLOTS
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op, Topology
-from esper.leyline.attribution import AttributionEvidence, SeedEvidence
 from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
     EnvEvidence,
@@ -29,7 +30,6 @@ from esper.leyline.rewards import LossRewardConfig, RewardFamily
 from esper.leyline.stages import Stage
 from esper.leyline.telemetry import Draft
 from esper.simic.agent.ppo_agent import PPOAgent
-from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.rewards.scheme import RewardScheme
 from esper.simic.telemetry.step_events import StepRules, step_events
@@ -64,7 +64,7 @@ def small_policy(
     spec = PolicySpec(obs_dim=obs_dim, num_slots=len(SLOTS), feature_dim=24, hidden_dim=16)
     settings = {"num_epochs": 1, **config}
     agent = PPOAgent.build(
-        PPOConfig(policy=spec, slot_ids=SLOTS, num_envs=num_envs, num_steps=num_steps, **settings),
+        config_for(spec, slot_ids=SLOTS, num_envs=num_envs, num_steps=num_steps, **settings),
         generator=torch.Generator().manual_seed(7),
     )
     return PolicyController(
@@ -105,49 +105,6 @@ def wait_control(**settings) -> Control:
     return make_control(WaitController(RULES), **settings)
 
 
-def attribution(**contributions_pp: float) -> AttributionEvidence:
-    """Return what a pass measured of these slots."""
-    return AttributionEvidence(
-        accuracy_pct=50.0,
-        committed_accuracy_pct=40.0,
-        seeds=tuple(
-            SeedEvidence(
-                slot_id=slot_id,
-                contribution_pp=value,
-                attributed_pp=value,
-                interaction_sum_pp=None,
-                boost_received_pp=None,
-            )
-            for slot_id, value in contributions_pp.items()
-        ),
-        interactions=(),
-        shapley=(),
-        is_exact=True,
-    )
-
-
-def env_evidence(env_id: int, step: int, *, delta: float | None = None, **changes) -> EnvEvidence:
-    """Return what an env showed; its loss is too high for a terminal reward."""
-    val_loss = changes.pop("val_loss", 3.0)
-    facts = {
-        "env_id": env_id,
-        "signals": make_signals(step=step, val_loss=val_loss, loss_delta=delta),
-        "reports": (),
-        "attribution": attribution(),
-        "coalitions": (),
-        "strategy": "full_factorial",
-        "stable_accuracy_pct": 50.0,
-        "host_params": 1000,
-        "total_params": 1000,
-        "host_gradient_norm": None,
-        "became_stable": False,
-        "panic": None,
-        "train_samples": 8,
-        "val_samples": 4,
-    }
-    return EnvEvidence(**{**facts, **changes})
-
-
 def env_outcome(evidence: EnvEvidence, action: ActionSpec | None = None, **changes) -> EnvOutcome:
     """Return an outcome in which the action took effect and the step changed nothing else."""
     action = action or ActionSpec(slot_id=SLOTS[0])
@@ -155,8 +112,8 @@ def env_outcome(evidence: EnvEvidence, action: ActionSpec | None = None, **chang
         "env_id": evidence.env_id,
         "outcome": ActionOutcome(action=action, effective_op=action.op, succeeded=True),
         "rollback": None,
-        "action_events": (),
-        "tick_events": (),
+        "action_effects": (),
+        "tick_effects": (),
         "reports": evidence.reports,
         "num_auto_prunes": 0,
         "lstm_hidden": LstmRow(index=evidence.env_id),

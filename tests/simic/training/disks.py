@@ -3,7 +3,7 @@
 import errno
 from pathlib import Path
 
-from esper.nissa.files import FileSystem
+from esper.nissa.storage.files import FileSystem
 
 
 class FailingDisk(FileSystem):

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from tools.soak.tiny import tiny_task
 
 from esper.kasmina.lifecycle import Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
@@ -18,7 +19,6 @@ from esper.leyline.messages import EnvEvidence, EnvFailure, EnvOutcome, StepDeci
 from esper.leyline.reports import GradientReading
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import (
-    BatchMode,
     CnnHostSpec,
     TaskKind,
     TaskSpec,
@@ -42,18 +42,8 @@ HEALTHY = GradientReading(norm=1.0, ratio=0.5, health=1.0, has_vanishing=False, 
 
 
 def _task(name: str, kind: TaskKind, host: CnnHostSpec | TransformerHostSpec) -> TaskSpec:
-    return TaskSpec(
-        name=name,
-        summary="tiny",
-        kind=kind,
-        dataset=name,
-        host=host,
-        batch_size=8,
-        batch_mode=BatchMode.BROADCAST,
-        baseline_loss=1.6,
-        target_loss=0.3,
-        loss_delta_std=0.05,
-    )
+    losses = {"baseline_loss": 1.6, "target_loss": 0.3, "loss_delta_std": 0.05}
+    return tiny_task(name, kind, host, batch_size=8, defaults={}, **losses)
 
 
 IMAGES = _task(

@@ -1,29 +1,27 @@
 """Small real runs, and what may be compared of two of them."""
 
-import hashlib
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
+from tools.soak.fingerprints import digest_of, latest_checkpoint
+from tools.soak.tiny import NUM_CLASSES, image_split, text_split, tiny_task
 
 from esper.leyline.config import Job
 from esper.leyline.jobs import merge_job
-from esper.leyline.tasks import BatchMode, CnnHostSpec, TaskKind, TaskSpec, TransformerHostSpec
+from esper.leyline.tasks import CnnHostSpec, TaskKind, TaskSpec, TransformerHostSpec
 from esper.leyline.telemetry import EventType, volatile_paths
-from esper.nissa.journal import EVENTS_FILE, OPERATIONAL_FILE
-from esper.runtime.datasets import Split, TensorDataset
+from esper.nissa.storage.journal import EVENTS_FILE, OPERATIONAL_FILE
+from esper.runtime.datasets import TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import all_tasks, register_task
-from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
+from esper.simic.training.checkpoint_store import read_checkpoint
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.vectorized import run_job
 
 Settings = Mapping[str, Any]
 
-NUM_CLASSES = 3
 TINY = "tiny"
 TINY_LM = "tiny_lm"
 """Has dropout."""
@@ -31,50 +29,25 @@ TINY_LM = "tiny_lm"
 SMALL_POLICY = {"lstm_hidden_dim": 8, "feature_dim": 8}
 
 
-def _images(num_rows: int, seed: int) -> Split:
-    generator = torch.Generator().manual_seed(seed)
-    targets = torch.randint(NUM_CLASSES, (num_rows,), generator=generator)
-    noise = torch.randn(num_rows, 1, 8, 8, generator=generator)
-    return Split(inputs=noise + targets.view(-1, 1, 1, 1), targets=targets)
-
-
-def _tokens(num_rows: int, seed: int) -> Split:
-    generator = torch.Generator().manual_seed(seed)
-    text = torch.randint(16, (num_rows, 9), generator=generator)
-    return Split(inputs=text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())
-
-
 def _load_images(_: TaskSpec, __: DataRequest) -> TensorDataset:
     return TensorDataset(
-        train=_images(48, 1), val=_images(24, 2), test=_images(30, 3), crop_padding=1
+        train=image_split(48, 1), val=image_split(24, 2), test=image_split(30, 3), crop_padding=1
     )
 
 
 def _load_tokens(_: TaskSpec, __: DataRequest) -> TensorDataset:
-    return TensorDataset(train=_tokens(48, 1), val=_tokens(16, 2), test=_tokens(20, 3))
+    return TensorDataset(train=text_split(48, 1), val=text_split(16, 2), test=text_split(20, 3))
 
 
-_LOSSES = {"baseline_loss": 1.1, "target_loss": 0.1, "loss_delta_std": 0.05}
-
-
-def _spec(name: str, kind: TaskKind, host: CnnHostSpec | TransformerHostSpec) -> TaskSpec:
-    return TaskSpec(
-        name=name,
-        summary="a task that costs next to nothing",
-        kind=kind,
-        dataset=name,
-        host=host,
-        batch_size=12,
-        batch_mode=BatchMode.BROADCAST,
-        defaults={
-            "slots": host.slot_ids[:2],
-            "max_epochs": 4,
-            "n_envs": 2,
-            "batch_size_per_env": 12,
-            **SMALL_POLICY,
-        },
-        **_LOSSES,
-    )
+def _task(name: str, kind: TaskKind, host: CnnHostSpec | TransformerHostSpec) -> TaskSpec:
+    defaults = {
+        "slots": host.slot_ids[:2],
+        "max_epochs": 4,
+        "n_envs": 2,
+        "batch_size_per_env": 12,
+        **SMALL_POLICY,
+    }
+    return tiny_task(name, kind, host, defaults=defaults)
 
 
 def register_tiny_tasks() -> None:
@@ -87,8 +60,8 @@ def register_tiny_tasks() -> None:
     lm = TransformerHostSpec(
         block_size=8, num_layers=2, num_heads=2, embed_dim=8, num_segments=2, vocab_size=16
     )
-    register_task(_spec(TINY, TaskKind.CLASSIFICATION, cnn), load=_load_images)
-    register_task(_spec(TINY_LM, TaskKind.LANGUAGE_MODEL, lm), load=_load_tokens)
+    register_task(_task(TINY, TaskKind.CLASSIFICATION, cnn), load=_load_images)
+    register_task(_task(TINY_LM, TaskKind.LANGUAGE_MODEL, lm), load=_load_tokens)
 
 
 def tiny_job(
@@ -146,7 +119,7 @@ def operational_events(run_dir: Path) -> list[dict[str, Any]]:
 
 def last_checkpoint(run_dir: Path) -> Path:
     """Return the newest checkpoint of a run."""
-    path = CheckpointStore(run_dir / "checkpoints").latest()
+    path = latest_checkpoint(run_dir)
     assert path is not None
     return path
 
@@ -156,25 +129,3 @@ def weights_digest(checkpoint: Path) -> str:
     state = read_checkpoint(checkpoint)
     del state["header"]
     return digest_of(state)
-
-
-def digest_of(state: Any) -> str:
-    """Return a hash over nested dicts of tensors and primitives."""
-    stream = io.BytesIO()
-    _write(state, stream)
-    return hashlib.sha256(stream.getvalue()).hexdigest()
-
-
-def _write(node: Any, stream: io.BytesIO) -> None:
-    if isinstance(node, torch.Tensor):
-        stream.write(f"{node.dtype}{tuple(node.shape)}".encode())
-        stream.write(node.detach().cpu().contiguous().numpy().tobytes())
-    elif isinstance(node, Mapping):
-        for key in node:
-            stream.write(repr(key).encode())
-            _write(node[key], stream)
-    elif isinstance(node, list | tuple):
-        for item in node:
-            _write(item, stream)
-    else:
-        stream.write(repr(node).encode())

@@ -11,10 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.messages import env_evidence, make_signals
 from tests.kasmina.tools import has_same_bits
-from tests.simic.training.builders import env_evidence
 from tests.simic.training.envs import SLOTS, World, germination, grow, poison, world_of
-from tests.tamiyo.states import make_signals
 
 from esper.kasmina.lifecycle import tick
 from esper.kasmina.seed import PruneCause
@@ -29,6 +28,7 @@ from esper.leyline.actions import (
     Topology,
     head_sizes,
 )
+from esper.leyline.effects import ActionLogged, Fossilization, Pruning
 from esper.leyline.errors import EnvFaultError, InterruptedRunError
 from esper.leyline.legality import is_legal
 from esper.leyline.messages import (
@@ -41,7 +41,7 @@ from esper.leyline.messages import (
     Phase,
     StepDecision,
 )
-from esper.leyline.payloads import MorphologyCausalLog, SeedFossilized, SeedGerminated, SeedPruned
+from esper.leyline.payloads import MorphologyCausalLog, SeedGerminated
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules, Stage
 from esper.simic.training.action_execution import execute_actions, parse_sampled_action
@@ -285,7 +285,7 @@ def test_rewards_are_credited_to_the_slot_that_the_step_before_acted_on() -> Non
 
 
 def links(outcome: EnvOutcome) -> list[MorphologyCausalLog]:
-    return [it for it in outcome.action_events if isinstance(it, MorphologyCausalLog)]
+    return [it.payload for it in outcome.action_effects if isinstance(it, ActionLogged)]
 
 
 def phases(outcome: EnvOutcome) -> list[str]:
@@ -294,7 +294,7 @@ def phases(outcome: EnvOutcome) -> list[str]:
 
 def test_waiting_leaves_no_trace() -> None:
     [outcome] = execute(world_of(), WAIT).outcomes
-    assert outcome.action_events == outcome.tick_events == ()
+    assert outcome.action_effects == outcome.tick_effects == ()
 
 
 def test_a_chain_leads_from_the_proposal_over_what_the_slot_tells_to_the_commit() -> None:
@@ -306,7 +306,7 @@ def test_a_chain_leads_from_the_proposal_over_what_the_slot_tells_to_the_commit(
     )
     [outcome] = execute(world_of(), germination("r0c2"), details=(detail,)).outcomes
     assert phases(outcome) == ["proposal", "verdict", "mutation", "dispatch", "commit"]
-    kinds = [type(payload) for payload in outcome.action_events]
+    kinds = [type(effect.payload) for effect in outcome.action_effects]
     assert kinds.index(SeedGerminated) == 4
     for link in links(outcome):
         assert link.action_id == "r3-s9-e0-r0c2-GERMINATE"
@@ -320,7 +320,7 @@ def test_a_fossilization_ends_its_chain_by_its_own_name() -> None:
     grow(world.env, "r0c0", Stage.HOLDING)
     [outcome] = execute(world, ActionSpec(op=Op.FOSSILIZE, slot_id="r0c0")).outcomes
     assert phases(outcome)[-2:] == ["dispatch", "fossilization"]
-    assert any(isinstance(payload, SeedFossilized) for payload in outcome.action_events)
+    assert any(isinstance(effect, Fossilization) for effect in outcome.action_effects)
 
 
 def test_chains_add_up_over_any_walk() -> None:
@@ -368,7 +368,7 @@ def test_a_rollback_takes_the_actions_place() -> None:
     assert world.env.model.slot("r0c1").state is None
     assert phases(outcome) == ["rollback", "cooldown", "audit"]
     assert {link.reason for link in links(outcome)} == {"lobotomy"}
-    [pruned] = [it for it in outcome.action_events if isinstance(it, SeedPruned)]
+    [pruned] = [it.payload for it in outcome.action_effects if isinstance(it, Pruning)]
     assert pruned.reason == "governor_lobotomy"
     assert world.env.epoch_counts == dict.fromkeys(SLOTS, 0)
 

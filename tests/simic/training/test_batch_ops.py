@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from tests.builders.messages import make_report, make_signals
 from tests.kasmina.tools import has_same_bits
 from tests.simic.training.envs import IMAGES, SLOTS, TASKS, TEXT, World, batch_of, grow, world_of
 from tests.simic.training.syncs import counted_reads
-from tests.tamiyo.states import make_report, make_signals
 from torch import nn
 
 from esper.leyline.rewards import RewardMode

@@ -2,8 +2,7 @@
 
 import math
 
-import msgspec
-from tests.tolaria.test_engine import NOTHING_MEASURED, signals
+from tests.builders.messages import env_evidence, make_signals
 
 from esper.leyline.messages import EnvEvidence, Panic, PanicReason, StepEvidence
 from esper.simic.training.run_state import BestEnv, best_env_of
@@ -20,21 +19,11 @@ def evidence_of(*measured: tuple[float, float] | None, panicked: int | None = No
 
 def _env(env_id: int, accuracy_pct: float, loss: float, *, is_panicked: bool) -> EnvEvidence:
     panic = Panic(reason=PanicReason.NAN, loss=loss, threshold=None, consecutive_anomalies=0)
-    return EnvEvidence(
-        env_id=env_id,
-        signals=msgspec.structs.replace(signals(9), val_accuracy_pct=accuracy_pct, val_loss=loss),
-        reports=(),
-        attribution=NOTHING_MEASURED,
-        coalitions=(),
-        strategy="full_factorial",
-        stable_accuracy_pct=0.0,
-        host_params=1,
-        total_params=1,
-        host_gradient_norm=None,
-        became_stable=False,
+    return env_evidence(
+        env_id,
+        9,
+        signals=make_signals(step=9, val_accuracy_pct=accuracy_pct, val_loss=loss),
         panic=panic if is_panicked else None,
-        train_samples=1,
-        val_samples=1,
     )
 
 

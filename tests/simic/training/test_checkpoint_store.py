@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simic.training.disks import DiskWithoutLinks, FailingDisk
-from tests.simic.training.runs import digest_of
+from tools.soak.fingerprints import digest_of
 
 from esper.leyline.errors import ExitCode, RunFailedError, UnreadableFileError
 from esper.simic.training.checkpoint_store import (

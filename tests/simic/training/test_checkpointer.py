@@ -8,7 +8,7 @@ from tests.simic.training.runs import tiny_job
 
 from esper.leyline.errors import TelemetryLostError
 from esper.leyline.payloads import RunFinished
-from esper.nissa.testing import RecordingHub
+from esper.nissa.bus.recording_hub import RecordingHub
 from esper.simic.training.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpointer import Checkpointer
 from esper.simic.training.grown import GrownHeader, GrownWriter

@@ -4,18 +4,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.messages import attribution, env_evidence, make_report, make_signals
 from tests.simic.training.builders import (
     NUM_ENVS,
     NUM_STEPS,
     Play,
-    attribution,
-    env_evidence,
     env_outcome,
     make_control,
     rolled_back,
     wait_control,
 )
-from tests.tamiyo.states import SLOTS, make_report, make_signals
+from tests.tamiyo.states import SLOTS
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Blueprint, Op
 from esper.leyline.payloads import EnvFailed, EpisodeOutcome, GovernorRollback, LastAction

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 import pytest
+from tests.builders.messages import make_report
 from tests.kasmina.tools import has_same_bits
 from tests.simic.training.envs import (
     IMAGES,
@@ -14,7 +15,6 @@ from tests.simic.training.envs import (
     grow,
     world_of,
 )
-from tests.tamiyo.states import make_report
 
 from esper.leyline.alpha import AlphaState
 from esper.leyline.reports import SeedReport

@@ -49,7 +49,7 @@ def test_periodic_takes_a_seed_to_a_fossil_on_a_real_body(task: TaskSpec) -> Non
     outcomes = drive(world, PeriodicController(world.work.action_rules), 14)
     assert world.env.model.num_fossils == 1
     assert not any(outcome.outcome.veto_reason for [outcome] in outcomes)
-    told = [payload for [outcome] in outcomes for payload in outcome.action_events]
+    told = [effect.payload for [outcome] in outcomes for effect in outcome.action_effects]
     assert sum(isinstance(payload, SeedFossilized) for payload in told) == 1
 
 

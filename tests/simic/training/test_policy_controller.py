@@ -5,15 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from tests.simic.training.builders import (
-    NUM_ENVS,
-    RULES,
-    Play,
-    env_evidence,
-    make_control,
-    small_policy,
-)
-from tests.tamiyo.states import SLOTS, make_report, make_signals
+from tests.builders.messages import env_evidence, make_report, make_signals
+from tests.simic.training.builders import NUM_ENVS, RULES, Play, make_control, small_policy
+from tests.tamiyo.states import SLOTS
 from torch.overrides import TorchFunctionMode
 
 from esper.leyline.actions import HEADS, Op

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from tests.builders.messages import attribution, env_evidence, make_report
 from tests.simic.rewards.builders import scheme
 from tests.simic.telemetry.updates import head, lstm
-from tests.simic.training.builders import Play, attribution, env_evidence, make_control
+from tests.simic.training.builders import Play, make_control
 from tests.simic.training.small_runs import (
     LENIENT,
     SmallRun,
@@ -19,7 +20,6 @@ from tests.simic.training.small_runs import (
     small_run,
     spoil_losses,
 )
-from tests.tamiyo.states import make_report
 
 from esper.leyline.actions import HEADS
 from esper.leyline.errors import RunFailedError

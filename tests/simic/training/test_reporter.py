@@ -2,15 +2,15 @@
 
 import anyio
 import pytest
+from tests.builders.messages import batch_summary
 from tests.simic.telemetry.updates import update
 from tests.simic.training.builders import STEP_RULES, Play, make_control, wait_control
 
 from esper.leyline.config import TelemetryConfig
 from esper.leyline.errors import TelemetryLostError
 from esper.leyline.payloads import KlSpikeDetected, LayerGradient
-from esper.leyline.reports import BatchSummary
 from esper.leyline.telemetry import EventType
-from esper.nissa.testing import RecordingHub
+from esper.nissa.bus.recording_hub import RecordingHub
 from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.control import RoundResult
@@ -42,19 +42,7 @@ def result() -> RoundResult:
 
 
 def figures(result: RoundResult, *, before: float | None = 50.0, now: float | None = 50.0, **more):
-    summary = BatchSummary(
-        round=3,
-        episodes=result.episodes,
-        mean_accuracy_pct=now,
-        rolling_accuracy_pct=now,
-        mean_reward=0.0,
-        update_performed=True,
-        policy_loss=None,
-        value_loss=None,
-        entropy=None,
-        kl_divergence=None,
-        duration_s=2.0,
-    )
+    summary = batch_summary(now, round=3, episodes=result.episodes, duration_s=2.0)
     facts = {
         "summary": summary,
         "update": update(),

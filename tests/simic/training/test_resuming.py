@@ -13,7 +13,6 @@ import torch
 from tests.simic.training.disks import FailingDisk
 from tests.simic.training.runs import (
     TINY_LM,
-    digest_of,
     last_checkpoint,
     lines_of,
     operational_events,
@@ -21,8 +20,9 @@ from tests.simic.training.runs import (
     tiny_run,
     weights_digest,
 )
+from tools.soak.fingerprints import digest_of
 
-from esper.karn.view_feed import read_run
+from esper.karn.view.view_feed import read_run
 from esper.leyline.config import Job, TrainingConfig
 from esper.leyline.errors import (
     ConfigError,
@@ -33,8 +33,8 @@ from esper.leyline.errors import (
     UsageError,
 )
 from esper.leyline.telemetry import EventType
-from esper.nissa.journal import EVENTS_FILE
-from esper.nissa.run_directory import read_manifest
+from esper.nissa.storage.journal import EVENTS_FILE
+from esper.nissa.storage.run_directory import read_manifest
 from esper.simic.training import trainer_assembly, worker_assembly
 from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
 from esper.simic.training.env_work import TrainingWork

@@ -3,18 +3,13 @@
 import math
 
 import pytest
+from tests.builders.messages import attribution, env_evidence, make_report, make_signals
 from tests.simic.rewards.builders import scheme
-from tests.simic.training.builders import (
-    attribution,
-    env_evidence,
-    env_outcome,
-    loss_scheme,
-    rolled_back,
-)
-from tests.tamiyo.states import make_report, make_signals
+from tests.simic.training.builders import env_outcome, loss_scheme, rolled_back
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op
 from esper.leyline.attribution import PairInteraction
+from esper.leyline.effects import EnvEffect, effect_of
 from esper.leyline.payloads import SeedFossilized, SeedGerminated, SeedPruned
 from esper.leyline.reports import EpisodeStatus
 from esper.leyline.stages import Stage
@@ -39,8 +34,8 @@ def pay(book: EpisodeLedger, step: int, *, delta: float = 0.0, **outcome):
     return book.reward(evidence, env_outcome(evidence, **outcome))
 
 
-def germinated(slot_id: str = "r0c0") -> SeedGerminated:
-    return SeedGerminated(
+def germinated(slot_id: str = "r0c0") -> EnvEffect:
+    payload = SeedGerminated(
         slot_id=slot_id,
         seed_id="a",
         blueprint="norm",
@@ -49,10 +44,11 @@ def germinated(slot_id: str = "r0c0") -> SeedGerminated:
         tempo_steps=5,
         alpha_target=1.0,
     )
+    return effect_of(payload)
 
 
-def pruned(slot_id: str = "r0c0") -> SeedPruned:
-    return SeedPruned(
+def pruned(slot_id: str = "r0c0") -> EnvEffect:
+    payload = SeedPruned(
         slot_id=slot_id,
         seed_id="a",
         blueprint="norm",
@@ -63,10 +59,11 @@ def pruned(slot_id: str = "r0c0") -> SeedPruned:
         improvement_pp=None,
         blending_delta_pp=None,
     )
+    return effect_of(payload)
 
 
-def fossilized(slot_id: str = "r0c0") -> SeedFossilized:
-    return SeedFossilized(
+def fossilized(slot_id: str = "r0c0") -> EnvEffect:
+    payload = SeedFossilized(
         slot_id=slot_id,
         seed_id="a",
         blueprint="norm",
@@ -76,6 +73,7 @@ def fossilized(slot_id: str = "r0c0") -> SeedFossilized:
         improvement_pp=3.0,
         blending_delta_pp=1.0,
     )
+    return effect_of(payload)
 
 
 def test_a_governor_prune_costs_the_following_step_exactly_once() -> None:
@@ -94,7 +92,7 @@ def fossilize(book: EpisodeLedger, step: int, slot_id: str, contribution_pp: flo
         1, step, reports=reports, attribution=attribution(**{slot_id: contribution_pp})
     )
     action = ActionSpec(op=Op.FOSSILIZE, slot_id=slot_id)
-    book.reward(evidence, env_outcome(evidence, action, action_events=(fossilized(slot_id),)))
+    book.reward(evidence, env_outcome(evidence, action, action_effects=(fossilized(slot_id),)))
 
 
 def interact(book: EpisodeLedger, step: int, interaction_pp: float) -> None:
@@ -135,7 +133,7 @@ def test_a_credit_that_was_earned_survives_a_rollback() -> None:
 def test_what_a_seed_was_helped_with_is_not_its_successors() -> None:
     book = ledger()
     interact(book, 3, 2.0)
-    pay(book, 4, tick_events=(pruned("r0c0"),))
+    pay(book, 4, tick_effects=(pruned("r0c0"),))
     fossilize(book, 12, "r0c0", 1.5)
 
     assert pay(book, 13).components.hindsight_credit == 0.0
@@ -167,11 +165,11 @@ def test_recovering_by_a_rollback_is_no_improvement() -> None:
 
 def test_seeds_are_counted_from_actions_and_ticks_and_rollbacks() -> None:
     book = ledger()
-    pay(book, 0, action_events=(germinated(),))
-    pay(book, 1, tick_events=(pruned(),))
-    pay(book, 2, action_events=(fossilized(),))
+    pay(book, 0, action_effects=(germinated(),))
+    pay(book, 1, tick_effects=(pruned(),))
+    pay(book, 2, action_effects=(fossilized(),))
     evidence = env_evidence(1, 3)
-    book.roll_back(evidence, rolled_back(evidence, action_events=(pruned(), pruned())), -10.0)
+    book.roll_back(evidence, rolled_back(evidence, action_effects=(pruned(), pruned())), -10.0)
 
     episode = book.record(outcome=rolled_back(evidence), success_accuracy_pct=80.0)
 

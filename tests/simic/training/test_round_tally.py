@@ -1,7 +1,8 @@
 """The tally: counts that agree with each other."""
 
 import pytest
-from tests.simic.training.builders import env_evidence, env_outcome
+from tests.builders.messages import env_evidence
+from tests.simic.training.builders import env_outcome
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op
 from esper.leyline.rewards import RewardComponents

@@ -30,7 +30,7 @@ from esper.leyline.telemetry import (
     EventType,
     TelemetryLevel,
 )
-from esper.nissa.validation import validate_run
+from esper.nissa.analysis.validation import validate_run
 from esper.simic.training.probes import RunProbes
 
 LEVELS = [level.name.lower() for level in TelemetryLevel]

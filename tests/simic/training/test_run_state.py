@@ -7,7 +7,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.messages import batch_summary
 
+from esper.leyline.effects import effect_of
 from esper.leyline.payloads import SeedGerminated
 from esper.leyline.reports import BatchSummary, EpisodeRecord, EpisodeStatus
 from esper.simic.seed_management import Escalation
@@ -40,18 +42,11 @@ def episode(loss: float | None, status: EpisodeStatus = EpisodeStatus.TIMEOUT) -
 def summary(
     round_index: int, accuracy: float | None, state: RunState, *episodes: EpisodeRecord
 ) -> BatchSummary:
-    return BatchSummary(
+    return batch_summary(
+        accuracy,
         round=round_index,
         episodes=episodes,
-        mean_accuracy_pct=accuracy,
         rolling_accuracy_pct=state.rolling_with(accuracy),
-        mean_reward=0.0,
-        update_performed=True,
-        policy_loss=None,
-        value_loss=None,
-        entropy=None,
-        kl_divergence=None,
-        duration_s=1.0,
     )
 
 
@@ -123,7 +118,7 @@ def test_state_survives_the_form_that_checkpoints_keep() -> None:
             gradient_health_mean=1.0,
             consecutive_skips=2,
         ),
-        scoreboard=Scoreboard().noting([germinated]),
+        scoreboard=Scoreboard().noting([effect_of(germinated)]),
         escalation=Escalation(steps_left=3),
     )
     state = state.after_round(summary(0, 50.0, state, episode(1.0)))

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.simic.training.runs import tiny_job
 from torch import Tensor, nn
 
 from esper.leyline.config import TelemetryConfig
 from esper.leyline.jobs import merge_job
 from esper.leyline.payloads import LayerGradient
 from esper.leyline.telemetry import EventType
-from esper.nissa.testing import RecordingHub
+from esper.nissa.bus.recording_hub import RecordingHub
 from esper.runtime.batches import SharedBatchIterator
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import RewardNormalizer
@@ -30,9 +31,8 @@ from esper.tolaria.stopping import StopFlag
 
 
 def tiny_run(telemetry_dir: Path, *, resume: bool = False, **training: object) -> TrainingResult:
-    settings = {"n_episodes": 1, "n_envs": 2, "max_epochs": 2, **training}
-    layer = {"training": settings, "run": {"telemetry_dir": str(telemetry_dir)}}
-    job, _ = merge_job(("test", layer))
+    settings = {"n_episodes": 1, "max_epochs": 2, **training}
+    job = tiny_job(telemetry_dir, **settings)
     checkpoint = next(telemetry_dir.glob("*/checkpoints/round-000001.pt")) if resume else None
     return run_job(job, resumed=None if checkpoint is None else load_run(checkpoint))
 

@@ -10,8 +10,8 @@ from tests.simic.training.small_runs import SmallRun, break_envs, lively_run, lo
 
 from esper.leyline.messages import Phase
 from esper.leyline.telemetry import EventType
-from esper.nissa.journal import EVENTS_FILE
-from esper.nissa.query import query_logs
+from esper.nissa.reading.query import query_logs
+from esper.nissa.storage.journal import EVENTS_FILE
 from esper.simic.training import env_work
 from esper.simic.training.action_execution import execute_actions
 from esper.simic.training.parallel_env_state import ParallelEnvState

@@ -9,7 +9,7 @@ from tests.simic.training.small_runs import TASK, force_updates, read_events, sm
 from esper.leyline.errors import InterruptedRunError, RunFailedError, TelemetryLostError
 from esper.leyline.jobs import merge_job
 from esper.leyline.telemetry import Event, EventType
-from esper.nissa.testing import RecordingHub
+from esper.nissa.bus.recording_hub import RecordingHub
 from esper.runtime.tasks import all_tasks
 from esper.simic.training import vectorized
 from esper.simic.training.policy_controller import PolicyController

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
-from tests.tamiyo.states import SLOTS, envs, make_signals, signals
+from tests.builders.messages import env_evidence, make_signals
+from tests.tamiyo.states import SLOTS, envs, signals
 
 from esper.leyline.actions import ActionSpec, Topology
-from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.legality import ActionRules, is_legal
 from esper.leyline.messages import EnvEvidence
 from esper.leyline.reports import SeedReport
@@ -39,29 +39,7 @@ def evidence_of(
     reports: tuple[SeedReport, ...] = (),
     signals: TrainingSignals | None = None,
 ) -> EnvEvidence:
-    return EnvEvidence(
-        env_id=env_id,
-        signals=signals or make_signals(),
-        reports=reports,
-        attribution=AttributionEvidence(
-            accuracy_pct=50.0,
-            committed_accuracy_pct=50.0,
-            seeds=(),
-            interactions=(),
-            shapley=(),
-            is_exact=True,
-        ),
-        coalitions=(),
-        strategy="full_factorial",
-        stable_accuracy_pct=50.0,
-        host_params=10,
-        total_params=10,
-        host_gradient_norm=None,
-        became_stable=False,
-        panic=None,
-        train_samples=1,
-        val_samples=1,
-    )
+    return env_evidence(env_id, 0, reports=reports, signals=signals or make_signals())
 
 
 def situation_of(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.messages import make_report
 from tests.tamiyo.controllers.situations import (
     RULES,
     assert_legal,
@@ -16,7 +17,7 @@ from tests.tamiyo.controllers.situations import (
     situation_of,
     steps,
 )
-from tests.tamiyo.states import SLOTS, make_report
+from tests.tamiyo.states import SLOTS
 
 from esper.leyline.actions import (
     BLUEPRINTS_BY_TOPOLOGY,

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.messages import make_report, make_signals
 from tests.tamiyo.controllers.situations import (
     RULES,
     assert_legal,
@@ -13,7 +14,7 @@ from tests.tamiyo.controllers.situations import (
     seen,
     situation_of,
 )
-from tests.tamiyo.states import SLOTS, make_report, make_signals
+from tests.tamiyo.states import SLOTS
 
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, ActionSpec, Blueprint, Op, Topology
 from esper.leyline.alpha import AlphaMode, AlphaState

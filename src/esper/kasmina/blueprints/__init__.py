@@ -1,4 +1,4 @@
-"""What can grow: a table of seed modules per kind of host."""
+"""The seed modules, in one table per host topology."""
 
 from esper.kasmina.blueprints.registry import SEEDS, blueprint_params, build_seed
 from esper.kasmina.blueprints.seed import Seed

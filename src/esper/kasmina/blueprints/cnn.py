@@ -1,8 +1,9 @@
-"""The seeds of convolutional hosts, which work at any height and width.
+"""The seeds of CNN hosts, for any height and width.
 
-All but two end in a GroupNorm whose gain is zero: it outputs nothing at birth, while its gain and
-bias have a gradient of ordinary size at once, and everything before it as soon as the gain has
-moved. Activations before it are SiLU, because a ReLU of few channels may be dead for every input.
+All but two end in a GroupNorm whose gain is initialised to zero. Its output is then zero, while its
+gain and bias already have a gradient of normal magnitude; the layers before it get one after the
+first update of the gain. Activations before it are SiLU, because with few channels a ReLU may be
+dead for every input.
 """
 
 import torch
@@ -28,7 +29,7 @@ def _squeezed(channels: int, minimum: int) -> int:
 
 
 class ConvLight(Seed):
-    """One 3x3 convolution beside the host."""
+    """A residual branch with one 3x3 convolution."""
 
     structure = "x + GN(silu(conv3x3(x)))"
     birth = "The GroupNorm's per-channel gain is zero, so the branch adds nothing."
@@ -41,24 +42,24 @@ class ConvLight(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count the convolution and the norm's gain and bias."""
+        """Return the size of the convolution plus the norm's gain and bias."""
         return cls.kernel_size**2 * channels**2 + 2 * channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the normalised features of one convolution."""
+        """Add the normalised output of one convolution."""
         added: Tensor = self.norm(functional.silu(self.conv(x)))
         return x + added
 
 
 class ConvSmall(ConvLight):
-    """One 1x1 convolution beside the host."""
+    """A residual branch with one 1x1 convolution."""
 
     structure = "x + GN(silu(conv1x1(x)))"
     kernel_size = 1
 
 
 class ConvHeavy(Seed):
-    """Two 3x3 convolutions beside the host."""
+    """A residual branch with two 3x3 convolutions."""
 
     structure = "x + GN(conv3x3(silu(GN(conv3x3(x)))))"
     birth = "The last GroupNorm's per-channel gain is zero, so the branch adds nothing."
@@ -72,18 +73,18 @@ class ConvHeavy(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count two convolutions and the last norm; the inner one has no parameters."""
+        """Return the size of both convolutions and the last norm; the inner one has no weights."""
         return 18 * channels**2 + 2 * channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the normalised features of two convolutions."""
+        """Add the normalised output of two convolutions."""
         inner = functional.silu(self.inner_norm(self.first(x)))
         added: Tensor = self.norm(self.second(inner))
         return x + added
 
 
 class Depthwise(Seed):
-    """A 3x3 filter per channel, then a 1x1 mix of them."""
+    """A residual branch with a depthwise separable 3x3 convolution."""
 
     structure = "x + GN(silu(conv1x1(depthwise3x3(x))))"
     birth = "The GroupNorm's per-channel gain is zero, so the branch adds nothing."
@@ -96,18 +97,18 @@ class Depthwise(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count nine weights per channel, the mix and the norm."""
+        """Return the size of the depthwise and pointwise convolutions and the norm."""
         return channels**2 + 11 * channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the normalised mix of the filtered channels."""
+        """Add the normalised output of the separable convolution."""
         mixed = functional.silu(self.pointwise(self.depthwise(x)))
         added: Tensor = self.norm(mixed)
         return x + added
 
 
 class Bottleneck(Seed):
-    """A 3x3 convolution between fewer channels."""
+    """A residual bottleneck: a 3x3 convolution with a quarter of the channels."""
 
     structure = "x + GN(conv1x1(silu(conv3x3(silu(conv1x1(x))))))"
     birth = "The GroupNorm's per-channel gain is zero, so the branch adds nothing."
@@ -122,19 +123,19 @@ class Bottleneck(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count the way down, the convolution, the way up and the norm."""
+        """Return the size of the three convolutions and the norm."""
         inner = _squeezed(channels, 8)
         return 2 * channels * inner + 9 * inner**2 + 2 * channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the normalised features of the narrow convolution."""
+        """Add the normalised output of the bottleneck."""
         inner = functional.silu(self.conv(functional.silu(self.down(x))))
         added: Tensor = self.norm(self.up(inner))
         return x + added
 
 
 class ChannelAttention(Seed):
-    """Squeeze and excitation: rescale each channel by what the whole image shows."""
+    """Squeeze-and-excitation: scales each channel by a function of the channels' means."""
 
     structure = "x * 2 sigmoid(W2 silu(W1 mean(x)) + b)"
     birth = "W2 and b are zero, so every channel is scaled by 2 sigmoid(0) = 1."
@@ -147,17 +148,17 @@ class ChannelAttention(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count both matrices and one bias per channel."""
+        """Return the size of both matrices and one bias per channel."""
         return 2 * channels * _squeezed(channels, 1) + channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale the channels, each by a factor between 0 and 2."""
+        """Scale each channel by a factor between 0 and 2."""
         logits = self.excite(functional.silu(self.squeeze(x.mean(dim=(2, 3)))))
         return x * (2 * torch.sigmoid(logits))[:, :, None, None]
 
 
 class ImageNorm(Norm):
-    """A way from the features to their group-normalised form."""
+    """Interpolates between the features and their GroupNorm."""
 
     structure = "x + tanh(a) (g GN(x) - x) + b"
 

@@ -1,4 +1,4 @@
-"""The attention seed that runs torch's flex attention on CUDA, and plain attention elsewhere."""
+"""The attention seed that uses torch's flex attention on CUDA, and SDPA elsewhere."""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,7 +19,7 @@ MAX_BLOCK_MASKS: Final = 8
 
 
 class FlexCausalAttention(CausalAttention):
-    """Causal attention through block masks, of which it keeps the eight used last."""
+    """Causal flex attention with an LRU cache of its block masks."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, NUM_HEADS, ZeroLinear(channels, channels))
@@ -32,38 +32,38 @@ class FlexCausalAttention(CausalAttention):
         return self.attend_in_blocks(q, k, v)
 
     def attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Mix the values, skipping the blocks that the mask leaves empty."""
+        """Compute flex attention, which skips fully masked blocks."""
         mixed: Tensor = flex_kernel()(q, k, v, block_mask=self._block_mask(q.shape[2], q.device))
         return mixed
 
     def _block_mask(self, time: int, device: torch.device) -> "BlockMask":
-        # Heavy, and needed on CUDA only.
+        # Imported here because the import is slow and needed on CUDA only.
         from torch.nn.attention.flex_attention import create_block_mask
 
         key = (time, device)
         mask = self.block_masks.pop(key, None)
         if mask is None:
             mask = create_block_mask(_is_visible, None, None, time, time, device=device)
-        self.block_masks[key] = mask  # a dict keeps the order of insertion: oldest use first
+        self.block_masks[key] = mask  # re-inserted, so that the least recently used comes first
         if len(self.block_masks) > MAX_BLOCK_MASKS:
             del self.block_masks[next(iter(self.block_masks))]
         return mask
 
 
 class FlexAttention(Attention):
-    """Causal self-attention with four heads, in blocks where the device offers it."""
+    """Causal self-attention with four heads, as flex attention on CUDA."""
 
     structure = "x + W_out flex_attention(W_qkv x)"
 
     def build_attention(self, channels: int) -> CausalAttention:
-        """Return the attention that knows block masks."""
+        """Return the flex attention layer."""
         return FlexCausalAttention(channels)
 
 
 @cache
 def flex_kernel() -> Callable[..., Any]:
-    """Return the compiled kernel; uncompiled it would hold every score in memory."""
-    # Heavy, and needed on CUDA only.
+    """Return the compiled kernel; uncompiled, it would materialise the full score matrix."""
+    # Imported here because the import is slow and needed on CUDA only.
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)

@@ -1,4 +1,4 @@
-"""Which blueprint is which module in which kind of host, and how large it will be."""
+"""The seed class of each blueprint and topology; builds seeds and counts their parameters."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -42,20 +42,20 @@ SEEDS: Final[Mapping[Topology, Mapping[Blueprint, type[Seed]]]] = MappingProxyTy
         ),
     }
 )
-"""Each class carries `structure` and `birth`, the two sentences that documentation quotes."""
+"""The documentation quotes each class's `structure` and `birth`."""
 
 
 def build_seed(
     topology: Topology, blueprint: Blueprint, channels: int, generator: torch.Generator
 ) -> Seed:
-    """Build a seed on the CPU, its parameters drawn from this CPU generator alone."""
+    """Build a seed on the CPU; its parameters are drawn from this CPU generator only."""
     seed = _seed_class(topology, blueprint, channels)(channels)
     initialise(seed, generator)
     return seed
 
 
 def blueprint_params(topology: Topology, blueprint: Blueprint, channels: int) -> int:
-    """Count the parameters of a seed without building it."""
+    """Return the number of parameters of a seed without building it."""
     return _seed_class(topology, blueprint, channels).num_params(channels)
 
 

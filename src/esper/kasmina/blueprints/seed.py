@@ -1,4 +1,4 @@
-"""What every seed is: same shape out as in, the identity at birth; and the two both hosts share."""
+"""The base class of seeds, and the two seeds that both topologies share."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -15,18 +15,18 @@ class Seed(nn.Module, ABC):
     """A module that preserves its input's shape and is initialised as the identity."""
 
     structure: ClassVar[str]
-    """Its function as a formula, for the documentation."""
+    """The forward pass as a formula, for the documentation."""
     birth: ClassVar[str]
-    """One sentence: what is zero at birth, and so why the seed starts as the identity."""
+    """One sentence: which parameters are initialised to zero, making the seed the identity."""
 
     @classmethod
     @abstractmethod
     def num_params(cls, channels: int) -> int:
-        """Count the parameters by closed form."""
+        """Return the number of parameters, in closed form."""
 
     @classmethod
     def check_channels(cls, channels: int) -> None:
-        """Refuse channels that the structure cannot be built for."""
+        """Raise if the seed cannot be built for this number of channels."""
         if channels < 1:
             raise InvalidValueError("channels", channels, "must be positive", cls.__name__)
 
@@ -36,17 +36,17 @@ class Seed(nn.Module, ABC):
 
 
 class Noop(Seed):
-    """Nothing: the placeholder of the action space, never germinated."""
+    """The identity: a placeholder in the action space that is never germinated."""
 
     structure = "x"
-    birth = "It has no parameters and is the identity for ever."
+    birth = "It has no parameters and is always the identity."
 
     def __init__(self, channels: int) -> None:
         super().__init__()
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count no parameters."""
+        """Return 0."""
         return 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,9 +55,9 @@ class Noop(Seed):
 
 
 class Norm(Seed):
-    """A way from the features to their normalised form, rescaled and shifted."""
+    """Interpolates between the features and their normalised form, rescaled and shifted."""
 
-    birth = "The scalar a and the shift b are zero, so no part of the way is gone."
+    birth = "The interpolation weight tanh(a) and the shift b are zero, so x is unchanged."
 
     def __init__(self, norm: nn.Module, gain_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -68,10 +68,10 @@ class Norm(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count gain and shift of each channel, and the scalar."""
+        """Return the size of gain and shift, plus 1 for the interpolation weight."""
         return 2 * channels + 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Go a learnt part of the way."""
+        """Interpolate with the learned weight."""
         rescaled: Tensor = self.gain * self.norm(x)
         return x + torch.tanh(self.amount) * (rescaled - x) + self.shift

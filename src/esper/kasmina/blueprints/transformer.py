@@ -1,7 +1,7 @@
-"""The seeds of transformer hosts; none of them lets a position see a later one.
+"""The seeds of transformer hosts; all are causal.
 
-All but one end in a linear layer that is zero at birth. No norm follows it, so its gradient is of
-ordinary size at once; what stands before it has one as soon as it has moved.
+All but one end in a linear layer that is initialised to zero. No norm follows it, so its gradient
+has a normal magnitude from the first step; the layers before it get one after its first update.
 """
 
 from torch import Tensor, nn
@@ -35,29 +35,29 @@ class Attention(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count queries, keys, values and the projection, with biases."""
+        """Return the size of the query, key, value and output projections, with biases."""
         return 4 * channels**2 + 4 * channels
 
     @classmethod
     def check_channels(cls, channels: int) -> None:
-        """Refuse channels that do not divide into heads."""
+        """Raise if the channels are not divisible by the number of heads."""
         super().check_channels(channels)
         if channels % NUM_HEADS:
             constraint = f"must be divisible by the {NUM_HEADS} heads"
             raise InvalidValueError("channels", channels, constraint, cls.__name__)
 
     def build_attention(self, channels: int) -> CausalAttention:
-        """Return the attention, its projection zero."""
+        """Return the attention layer, with a zero-initialised output projection."""
         return CausalAttention(channels, NUM_HEADS, ZeroLinear(channels, channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what each position reads from those before it."""
+        """Add the attention output."""
         added: Tensor = self.attention(x)
         return x + added
 
 
 class TextNorm(Norm):
-    """A way from the features to their layer-normalised form."""
+    """Interpolates between the features and their LayerNorm."""
 
     structure = "x + tanh(a) (g LN(x) - x) + b"
 
@@ -66,7 +66,7 @@ class TextNorm(Norm):
 
 
 class Lora(Seed):
-    """A linear map of low rank."""
+    """A residual low-rank linear map (LoRA), rank 8."""
 
     structure = "x + W_up W_down x, rank 8"
     birth = "W_up is zero, so the branch adds nothing."
@@ -79,7 +79,7 @@ class Lora(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count both factors."""
+        """Return the size of both factors."""
         return 2 * cls.rank * channels
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,16 +89,16 @@ class Lora(Seed):
 
 
 class LoraLarge(Lora):
-    """A linear map of a higher, still low rank."""
+    """A residual low-rank linear map (LoRA), rank 32."""
 
     structure = "x + W_up W_down x, rank 32"
     rank = 32
 
 
 class Mlp(Seed):
-    """A two-layer perceptron, four times as wide inside."""
+    """A residual two-layer MLP with expansion factor 4."""
 
-    structure = "x + W_2 gelu(W_1 x), 4 times as wide"
+    structure = "x + W_2 gelu(W_1 x), expansion factor 4"
     birth = "W_2 and its bias are zero, so the branch adds nothing."
     expansion = 4
 
@@ -109,17 +109,17 @@ class Mlp(Seed):
 
     @classmethod
     def num_params(cls, channels: int) -> int:
-        """Count both layers, with biases."""
+        """Return the size of both layers, with biases."""
         return 2 * cls.expansion * channels**2 + (cls.expansion + 1) * channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the perceptron's output."""
+        """Add the MLP's output."""
         added: Tensor = self.contract(functional.gelu(self.expand(x)))
         return x + added
 
 
 class MlpSmall(Mlp):
-    """A two-layer perceptron, twice as wide inside."""
+    """A residual two-layer MLP with expansion factor 2."""
 
-    structure = "x + W_2 gelu(W_1 x), twice as wide"
+    structure = "x + W_2 gelu(W_1 x), expansion factor 2"
     expansion = 2

@@ -1,4 +1,4 @@
-"""What seeds grow in: backbones that can be run in pieces."""
+"""The host networks, which can be run segment by segment."""
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.factory import build_host

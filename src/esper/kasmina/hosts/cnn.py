@@ -1,4 +1,4 @@
-"""The convolutional host: blocks that double the channels, pools between them."""
+"""The CNN host: convolution blocks that double the channels, with max pooling between them."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ class CnnHost(SegmentedHost):
 
     @property
     def topology(self) -> Topology:
-        """Return the family of this host."""
+        """Return the host's topology."""
         return Topology.CNN
 
     def _enter(self, x: Tensor) -> Tensor:
@@ -86,4 +86,4 @@ def _check(spec: CnnHostSpec) -> None:
     require(blocks >= 2, "num_blocks", blocks, "must be at least 2")
     require(spec.kernel_size % 2 == 1, "kernel_size", spec.kernel_size, "must be odd")
     require(0 <= pools <= blocks, "num_pools", pools, f"must be from 0 to the {blocks} blocks")
-    require(pixels >= POOL_SIZE**pools, "num_pools", pools, f"leaves nothing of {pixels} pixels")
+    require(pixels >= POOL_SIZE**pools, "num_pools", pools, f"is too many for {pixels} pixels")

@@ -10,12 +10,12 @@ from esper.leyline.errors import ContractError
 __all__ = ["SeededDropout"]
 
 LANES_PER_WORD: Final = 4
-"""Drawing 64 bits and using them as four numbers takes a quarter of `bernoulli_`'s time."""
+"""16-bit numbers per drawn int64: this takes a quarter of the time of `bernoulli_`."""
 LANE_VALUES: Final = 2**16
 
 
 class SeededDropout(nn.Module):
-    """Dropout that never draws from torch's global generator; its chance is exact to 2**-16."""
+    """Dropout with its own generator; the probability is rounded to a multiple of 2**-16."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -27,21 +27,21 @@ class SeededDropout(nn.Module):
 
     @property
     def is_active(self) -> bool:
-        """Return whether the next call will drop anything."""
+        """Return whether dropout is applied in the current mode."""
         return self.training and self.probability > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero elements at random and scale up the rest, in training only."""
+        """Zero elements at random and scale the rest, in training mode only."""
         if not self.is_active:
             return x
         if self.generator is None:
             raise ContractError("dropout has no generator; call set_dropout_generator first")
         words = torch.empty(-(-x.numel() // LANES_PER_WORD), dtype=torch.int64, device=x.device)
-        # From the smallest int64 on: without bounds the sign bit would stay unset.
+        # With an explicit lower bound: by default, random_ never sets the sign bit.
         words.random_(-(2**63), None, generator=self.generator)
         lanes = words.view(torch.int16)[: x.numel()].view(x.shape)
         return x * (lanes >= self._threshold).to(x.dtype).mul_(self._scale)
 
     def extra_repr(self) -> str:
-        """Show the probability."""
+        """Return the probability for `repr`."""
         return f"probability={self.probability}"

@@ -13,7 +13,7 @@ TRANSFORMER_STD = 0.02
 
 
 def build_host(spec: HostSpec, generator: torch.Generator) -> CnnHost | TransformerHost:
-    """Build a host on the CPU, its parameters drawn from this CPU generator alone."""
+    """Build a host on the CPU; its parameters are drawn from this CPU generator only."""
     if isinstance(spec, CnnHostSpec):
         cnn = CnnHost(spec)
         initialise(cnn, generator)

@@ -13,23 +13,23 @@ __all__ = ["HostProtocol"]
 
 @runtime_checkable
 class HostProtocol(Protocol):
-    """A backbone that can be run in pieces, cut where seeds may grow.
+    """A backbone that can be run segment by segment, with a slot at the end of each.
 
-    A segment bears the id of the slot at its end. For every segment s,
+    A segment has the id of the slot at its end. For every segment s,
     `forward(x) == forward_from_segment(s, forward_to_segment(s, x))`, bit for bit.
     """
 
     @property
     def topology(self) -> Topology:
-        """Return the family of this host."""
+        """Return the host's topology."""
         ...
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        """Return where seeds may grow, in action order."""
+        """Return the injection points of seeds, in action order."""
         ...
 
     def execution_order(self) -> tuple[str, ...]:
-        """Return the slot ids as the forward pass meets them."""
+        """Return the slot ids in the order of the forward pass."""
         ...
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class HostProtocol(Protocol):
     def forward_to_segment(
         self, segment: str, x: Tensor, from_segment: str | None = None
     ) -> Tensor:
-        """Run from raw input, or from the end of a segment, to the end of another."""
+        """Run from raw input, or from the end of `from_segment`, to the end of `segment`."""
         ...
 
     def forward_from_segment(self, segment: str, x: Tensor) -> Tensor:
@@ -47,5 +47,5 @@ class HostProtocol(Protocol):
         ...
 
     def set_dropout_generator(self, generator: torch.Generator) -> None:
-        """Choose where dropout masks are drawn from."""
+        """Set the generator of all dropout layers."""
         ...

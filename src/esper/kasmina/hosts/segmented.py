@@ -1,4 +1,4 @@
-"""How a host runs in pieces: an entry, one stage per segment, an exit."""
+"""The base class of hosts that run segment by segment: entry, one stage per segment, exit."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ __all__ = ["SegmentedHost", "require"]
 
 
 class SegmentedHost(nn.Module, ABC):
-    """A chain of stages, each ending where a seed may grow; subclasses add entry and exit."""
+    """A sequence of stages with a slot after each; subclasses add entry and exit."""
 
     def __init__(self, specs: Iterable[InjectionSpec], stages: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -25,11 +25,11 @@ class SegmentedHost(nn.Module, ABC):
         self._ends = {segment: index for index, segment in enumerate(stages, start=1)}
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        """Return where seeds may grow, in action order."""
+        """Return the injection points of seeds, in action order."""
         return self._specs
 
     def execution_order(self) -> tuple[str, ...]:
-        """Return the slot ids as the forward pass meets them."""
+        """Return the slot ids in the order of the forward pass."""
         return self._execution_order
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,13 +39,13 @@ class SegmentedHost(nn.Module, ABC):
     def forward_to_segment(
         self, segment: str, x: Tensor, from_segment: str | None = None
     ) -> Tensor:
-        """Run from raw input, or from the end of a segment, to the end of another."""
+        """Run from raw input, or from the end of `from_segment`, to the end of `segment`."""
         end = self._end_of(segment)
         if from_segment is None:
             return self._run(self._enter(x), 0, end)
         start = self._end_of(from_segment)
         if start >= end:
-            raise ContractError(f"segment {segment!r}: does not lie behind {from_segment!r}")
+            raise ContractError(f"segment {segment!r}: does not come after {from_segment!r}")
         return self._run(x, start, end)
 
     def forward_from_segment(self, segment: str, x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class SegmentedHost(nn.Module, ABC):
         return self._exit(self._run(x, self._end_of(segment), None))
 
     def set_dropout_generator(self, generator: torch.Generator) -> None:
-        """Choose where dropout masks are drawn from."""
+        """Set the generator of all dropout layers."""
         for part in self.modules():
             if isinstance(part, SeededDropout):
                 part.generator = generator
@@ -71,14 +71,14 @@ class SegmentedHost(nn.Module, ABC):
 
     @abstractmethod
     def _enter(self, x: Tensor) -> Tensor:
-        """Bring raw input into the form that the first stage takes."""
+        """Convert raw input to the first stage's input."""
 
     @abstractmethod
     def _exit(self, x: Tensor) -> Tensor:
-        """Turn what the last stage returns into logits."""
+        """Compute the logits from the last stage's output."""
 
 
 def require(is_valid: bool, name: str, value: object, constraint: str) -> None:
-    """Refuse a host spec that nothing could be built from."""
+    """Raise for an invalid value in a host spec."""
     if not is_valid:
         raise InvalidValueError(name, value, constraint, "host")

@@ -21,7 +21,7 @@ MLP_EXPANSION = 4
 
 
 class TransformerHost(SegmentedHost):
-    """Token and position embeddings, pre-norm layers, a head tied to the token embedding."""
+    """Token and position embeddings, pre-norm decoder layers, tied output head."""
 
     def __init__(self, spec: TransformerHostSpec) -> None:
         _check(spec)
@@ -33,18 +33,18 @@ class TransformerHost(SegmentedHost):
 
     @property
     def topology(self) -> Topology:
-        """Return the family of this host."""
+        """Return the host's topology."""
         return Topology.TRANSFORMER
 
     def _enter(self, x: Tensor) -> Tensor:
         time, block_size = x.shape[1], self.positions.num_embeddings
         if time > block_size:
-            raise ContractError(f"sequence of {time} tokens: this host sees at most {block_size}")
+            raise ContractError(f"sequence of {time} tokens: this host takes at most {block_size}")
         embedded: Tensor = self.dropout(self.tokens(x) + self.positions.weight[:time])
         return embedded
 
     def _exit(self, x: Tensor) -> Tensor:
-        # The head is the token embedding itself, so that the weight exists and counts once.
+        # Weight tying: the head is the token embedding itself, so its parameters count once.
         return functional.linear(self.norm(x), self.tokens.weight)
 
 
@@ -71,7 +71,7 @@ class DecoderLayer(nn.Module):
 
 
 class DroppedAttention(CausalAttention):
-    """Causal attention that drops attention weights while it trains."""
+    """Causal attention with dropout on the attention weights."""
 
     causal_bias: Tensor
 

@@ -19,37 +19,40 @@ PerHead = tuple[float, ...]
 
 
 class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings that an update depends on; stored in every checkpoint."""
+    """All settings that an update depends on; stored in every checkpoint.
+
+    What a run can configure has its default in `TrainingConfig`, and none here.
+    """
 
     policy: PolicySpec
     slot_ids: tuple[str, ...]
     num_envs: int
     num_steps: int
-    lr: float = 3e-4
-    weight_decay: float = 0.0
+    lr: float
+    weight_decay: float
     """Weight decay of the critics."""
-    max_grad_norm: float = 5.0
-    num_epochs: int = 4
-    clip_ratio: float = 0.2
-    target_kl: float | None = 0.015
-    gamma: float = 0.995
-    gae_lambda: float = 0.98
+    max_grad_norm: float
+    num_epochs: int
+    clip_ratio: float
+    target_kl: float | None
+    gamma: float
+    gae_lambda: float
     advantage_std_floor: float = 0.1
     return_variance_floor: float = 1.0
     """Lower bound of the denominator of explained variance; smaller variances are flagged."""
     forced_value_weight: float = 0.2
     """Weight of steps without a choice in the critics' losses."""
-    value_coef: float = 0.5
-    value_coef_start: float = 0.05
-    value_warmup_updates: int = 10
-    entropy_coef_start: float = 0.05
-    entropy_coef_end: float = 0.05
-    entropy_coef_min: float = 0.01
-    entropy_anneal_updates: int = 0
-    entropy_weights: PerHead = tuple(HEAD_SPECS[head].entropy_weight for head in HEADS)
+    value_coef: float
+    value_coef_start: float
+    value_warmup_updates: int
+    entropy_coef_start: float
+    entropy_coef_end: float
+    entropy_coef_min: float
+    entropy_anneal_updates: int
+    entropy_weights: PerHead
     entropy_floors: PerHead = tuple(HEAD_SPECS[head].entropy_floor for head in HEADS)
     floor_penalties: PerHead = tuple(HEAD_SPECS[head].floor_penalty for head in HEADS)
-    total_updates: int = 100
+    total_updates: int
     """Horizon of the floor-penalty schedule."""
     contribution_coef: float = 0.05
     contribution_warmup_updates: int = 1000

@@ -14,11 +14,12 @@ import msgspec
 from esper.leyline.comparison import ArmRun, ComparisonReport, RunRequest
 from esper.leyline.config import DataSource, Job
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
-from esper.nissa.files import FileSystem, write_atomically
+from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.sources import DataOrigin
 from esper.runtime.tasks import is_installed_task, registered_task
-from esper.simic.evaluation.arms import Arm, run_arm
+from esper.simic.evaluation.arm_run import run_arm
+from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.machine import num_lanes_for, one_thread_per_worker, warm_up_math

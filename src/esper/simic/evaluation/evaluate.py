@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline.config import Job
-from esper.leyline.errors import InvalidValueError, UsageError
+from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
+from esper.leyline.jobs import merge_job
 from esper.leyline.reports import EpisodeStatus
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.evaluation_round import EvaluationRound, GrownNetwork, evaluate_round
@@ -126,11 +127,9 @@ def evaluate_controller(
 
 
 def _check(job: Job, command: str, seeds: Sequence[int], *, greedy: bool) -> None:
-    run = job.run
-    if run.lanes is not None and run.lanes < 1:
-        raise InvalidValueError("lanes", run.lanes, "must be at least 1")
-    if not run.lane_deadline_s > 0:
-        raise InvalidValueError("lane deadline", run.lane_deadline_s, "must be positive")
+    # An evaluation may change these keys of a checkpoint's job, which was checked when it ran.
+    changed = {"lanes": job.run.lanes, "lane_deadline_s": job.run.lane_deadline_s}
+    merge_job(("evaluation", {"run": changed}))
     if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
         raise UsageError(
             f"seeds {list(seeds)}: give at least one, none negative, each once, such as 1 2 3"

@@ -1,36 +1,34 @@
-"""One round of a frozen controller: fresh envs grow, are tested, and nothing is learned."""
+"""One round with a frozen controller: fresh envs grow and are tested; nothing is learned."""
 
 import logging
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from esper.leyline.episodes import is_last_step
 from esper.leyline.messages import EnvTestResult, StepEvidence, StepOutcome
 from esper.leyline.payloads import LaneStalled, TopologyManifestRecorded
 from esper.leyline.reports import EpisodeRecord
-from esper.leyline.tasks import TaskKind
 from esper.simic.telemetry.emitters import topology_manifest
+from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.control_assembly import build_control, build_watchdog
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.grown import GrownHeader
 from esper.simic.training.run_setup import RunSetup, grown_header
 from esper.simic.training.run_state import best_env_of
-from esper.simic.training.vectorized_trainer import ControlThread
+from esper.simic.training.step import ControlThread, StepResult, run_step
 from esper.simic.training.worker_assembly import build_engine
 from esper.tolaria.engine import Engine
-from esper.tolaria.lanes import Lane
 from esper.tolaria.supervisor import supervise
 
 __all__ = ["GrownNetwork", "EvaluationRound", "evaluate_round"]
 
 ROUND_INDEX: Final = 0
 """Every seed is a run of its own, of one round."""
-CLOSE_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrownNetwork:
-    """The network that validation likes best, and what it is ranked by."""
+    """The network with the best validation score, and that score."""
 
     score: float
     state: dict[str, Any]
@@ -39,7 +37,7 @@ class GrownNetwork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRound:
-    """What the envs went through and came to."""
+    """The results of one round."""
 
     steps: tuple[StepEvidence, ...]
     tested: tuple[tuple[EnvTestResult | None, ...], ...]
@@ -59,56 +57,73 @@ async def evaluate_round(
     Networks are tested as validation saw them, before the step's decision.
 
     Args:
-        setup: whose controller decides.
-        work: what is done to envs, where it is not the setup's own.
-        is_tested_each_step: walk the test split after every step, and not after the last alone.
+        setup: the run to evaluate, with its controller.
+        work: the operations on envs; None takes those of the setup.
+        is_tested_each_step: evaluate on the test split after every step, not only the last.
     """
-    lane = Lane("control")
+    control = ControlThread(build_control(setup))
     engine = build_engine(setup, work)
-    control = ControlThread(build_control(setup), lane)
+    evaluation = _Evaluation(setup, engine, control, is_tested_each_step=is_tested_each_step)
     try:
         return await supervise(
-            partial(
-                _evaluate_round, setup, engine, control, is_tested_each_step=is_tested_each_step
-            ),
+            evaluation.run,
             background=(),
             watchdog=build_watchdog(
-                setup, engine, lane, _log_stacks, "the message before this one"
+                setup, engine, control, _log_stacks, "the message before this one"
             ),
         )
     finally:
         await engine.close()
-        lane.close(CLOSE_TIMEOUT_S)
+        control.close()
 
 
-async def _evaluate_round(
-    setup: RunSetup, engine: Engine, control: ControlThread, *, is_tested_each_step: bool
-) -> EvaluationRound:
-    last_step = setup.job.training.max_epochs - 1
-    steps: list[StepEvidence] = []
-    tested: list[tuple[EnvTestResult | None, ...]] = []
-    episodes: dict[int, EpisodeRecord] = {}
-    await control.begin_round(ROUND_INDEX)
-    await engine.build_round(ROUND_INDEX)
-    for step in range(last_step + 1):
-        await engine.train_pass(step)
-        evidence = await engine.validate_pass(step)
-        steps.append(evidence)
-        if is_tested_each_step or step == last_step:
-            tested.append(await engine.test_pass(step))
-        if step == last_step:
-            best = await _best_of(setup, engine, evidence)
-        decision = await control.decide(evidence)
-        outcome = await engine.apply(decision)
-        record = await control.record(evidence, decision, outcome)
-        episodes |= {episode.env_id: episode for episode in record.ended}
-    return EvaluationRound(
-        steps=tuple(steps),
-        tested=tuple(tested),
-        episodes=episodes,
-        topologies=_topologies(evidence, outcome),
-        best=best,
-    )
+@dataclass(eq=False, slots=True)
+class _Evaluation:
+    """One round in progress."""
+
+    setup: RunSetup
+    engine: Engine
+    control: ControlThread
+    is_tested_each_step: bool
+    tested: list[tuple[EnvTestResult | None, ...]] = field(default_factory=list)
+    best: GrownNetwork | None = None
+
+    async def run(self) -> EvaluationRound:
+        """Take the envs from their first step to their last."""
+        await self.control.begin_round(ROUND_INDEX)
+        await self.engine.build_round(ROUND_INDEX)
+        done = [await self._step(step) for step in range(self.setup.job.training.max_epochs)]
+        return EvaluationRound(
+            steps=tuple(item.evidence for item in done),
+            tested=tuple(self.tested),
+            episodes={episode.env_id: episode for item in done for episode in item.record.ended},
+            topologies=_topologies(done[-1].evidence, done[-1].outcome),
+            best=self.best,
+        )
+
+    async def _step(self, step: int) -> StepResult:
+        return await run_step(
+            self.engine,
+            self.control,
+            step,
+            profiler=PhaseProfiler(is_on=False),
+            after_validation=self._test,
+        )
+
+    async def _test(self, evidence: StepEvidence) -> None:
+        """Test the networks as they were validated; after the last step, copy the best one."""
+        is_last = is_last_step(evidence.step, self.setup.job.training.max_epochs)
+        if self.is_tested_each_step or is_last:
+            self.tested.append(await self.engine.test_pass(evidence.step))
+        if is_last:
+            self.best = await self._best_of(evidence)
+
+    async def _best_of(self, evidence: StepEvidence) -> GrownNetwork | None:
+        best = best_env_of(evidence, by_loss=self.setup.is_judged_by_loss)
+        state = None if best is None else await self.engine.snapshot(best.env_id)
+        if best is None or state is None:
+            return None
+        return GrownNetwork(score=best.score, state=state, header=grown_header(self.setup))
 
 
 def _topologies(
@@ -123,13 +138,5 @@ def _topologies(
 
 
 def _log_stacks(stalled: LaneStalled) -> None:
-    """Tell the operator where every lane is; an evaluation has no log of its own."""
+    """Log the stacks of all lanes; an evaluation has no event log."""
     logging.getLogger(__name__).error("%s hangs\n%s", stalled.lane, stalled.stack)
-
-
-async def _best_of(setup: RunSetup, engine: Engine, evidence: StepEvidence) -> GrownNetwork | None:
-    best = best_env_of(evidence, by_loss=setup.task.kind is TaskKind.LANGUAGE_MODEL)
-    state = None if best is None else await engine.snapshot(best.env_id)
-    if best is None or state is None:
-        return None
-    return GrownNetwork(score=best.score, state=state, header=grown_header(setup))

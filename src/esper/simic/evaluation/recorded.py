@@ -6,7 +6,7 @@ from typing import Final
 from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.telemetry import EventType, decode_event
-from esper.nissa.lines import find_logs, read_lines
+from esper.nissa.reading.lines import find_logs, read_lines
 
 __all__ = ["last_recorded"]
 

@@ -20,7 +20,8 @@ import msgspec
 from esper.leyline.comparison import ArmRun, RunRequest, RunResponse
 from esper.leyline.errors import ContractError, EsperError, ExitCode, RunFailedError, UsageError
 from esper.runtime.datasets import TensorDataset
-from esper.simic.evaluation.arms import Arm, parse_arms, run_arm
+from esper.simic.evaluation.arm_run import run_arm
+from esper.simic.evaluation.arms import Arm, parse_arms
 from esper.simic.training.machine import (
     one_thread_per_worker,
     return_free_memory,

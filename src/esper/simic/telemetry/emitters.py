@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from esper.leyline.actions import Head, causal_heads
+from esper.leyline.effects import EnvEffect
 from esper.leyline.messages import DecisionDetail, EnvEvidence, EnvOutcome
 from esper.leyline.payloads import (
     ActionDistribution,
@@ -66,9 +67,9 @@ def emit_with_env_context(emit: Emit, payloads: Iterable[Payload], scope: EventS
         emit(Draft(payload, scope))
 
 
-def apply_slot_telemetry(emit: Emit, payloads: Iterable[Payload], scope: EventScope) -> None:
+def apply_slot_telemetry(emit: Emit, effects: Iterable[EnvEffect], scope: EventScope) -> None:
     """Emit the events of an env's slots, in the order in which they occurred."""
-    emit_with_env_context(emit, payloads, scope)
+    emit_with_env_context(emit, (effect.payload for effect in effects), scope)
 
 
 def compute_grad_norm_surrogate(evidence: EnvEvidence) -> float | None:

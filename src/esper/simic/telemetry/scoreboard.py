@@ -6,12 +6,11 @@ from typing import Final
 import msgspec
 
 from esper.leyline.actions import Blueprint
+from esper.leyline.effects import EnvEffect, Fossilization, Germination, Pruning
 from esper.leyline.payloads import (
     BlueprintScore,
-    Payload,
     ScoreboardUpdated,
     SeedFossilized,
-    SeedGerminated,
     SeedPruned,
 )
 
@@ -54,21 +53,21 @@ class Scoreboard(msgspec.Struct, frozen=True, kw_only=True):
     blueprints: dict[str, BlueprintTally] = {}
     params_added: int = 0
 
-    def noting(self, payloads: Iterable[Payload]) -> "Scoreboard":
-        """Return the scoreboard after these events; only seed events count."""
+    def noting(self, effects: Iterable[EnvEffect]) -> "Scoreboard":
+        """Return the scoreboard after these effects."""
         blueprints, params_added = dict(self.blueprints), self.params_added
-        for payload in payloads:
-            match payload:
-                case SeedGerminated(blueprint=name):
-                    tally = blueprints.get(name, BlueprintTally())
-                    blueprints[name] = msgspec.structs.replace(
+        for effect in effects:
+            match effect:
+                case Germination(seed):
+                    tally = blueprints.get(seed.blueprint, BlueprintTally())
+                    blueprints[seed.blueprint] = msgspec.structs.replace(
                         tally, num_germinated=tally.num_germinated + 1
                     )
-                case SeedFossilized(blueprint=name) | SeedPruned(blueprint=name):
-                    tally = blueprints.get(name, BlueprintTally())
-                    blueprints[name] = _with_end(tally, payload)
-                    if isinstance(payload, SeedFossilized):
-                        params_added += payload.num_params
+                case Fossilization(seed) | Pruning(seed):
+                    tally = blueprints.get(seed.blueprint, BlueprintTally())
+                    blueprints[seed.blueprint] = _with_end(tally, seed)
+                    if isinstance(seed, SeedFossilized):
+                        params_added += seed.num_params
         return Scoreboard(blueprints=blueprints, params_added=params_added)
 
     def scores(self) -> tuple[BlueprintScore, ...]:

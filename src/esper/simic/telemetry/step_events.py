@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from esper.leyline.episodes import episode_id_of
 from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
@@ -86,7 +87,10 @@ def step_events(
 def scope_of(round_index: int, step: int | None, env_id: int, num_envs: int) -> EventScope:
     """Return the event scope of an env's step."""
     return EventScope(
-        round=round_index, step=step, env_id=env_id, episode_id=round_index * num_envs + env_id
+        round=round_index,
+        step=step,
+        env_id=env_id,
+        episode_id=episode_id_of(round_index, env_id, num_envs=num_envs),
     )
 
 
@@ -144,7 +148,7 @@ def _emit_outcome(
     """Emit the outcome of one env's decision."""
     env_id = env.env_id
     scope = scope_of(decision.round, decision.step, env_id, len(decision.actions))
-    apply_slot_telemetry(emit, env.action_events, scope)
+    apply_slot_telemetry(emit, env.action_effects, scope)
     penalty = record.penalties[env_id]
     if env.rollback is not None and penalty is not None:
         _emit_rollback(emit, env.rollback, penalty, rules.penalty, scope)
@@ -161,7 +165,7 @@ def _emit_outcome(
         )
     suspicions = (payload for owner, payload in record.alarms if owner == env_id)
     emit_with_env_context(emit, suspicions, scope)
-    apply_slot_telemetry(emit, env.tick_events, scope)
+    apply_slot_telemetry(emit, env.tick_effects, scope)
 
 
 def _emit_end(emit: Emit, seen: EnvEvidence, env: EnvOutcome, episode: EpisodeRecord) -> None:

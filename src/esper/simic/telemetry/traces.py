@@ -17,7 +17,6 @@ __all__ = ["StepTracer", "prepare_tracing"]
 
 SUMMARY_ROWS: Final = 40
 """Number of operators in a summary, most expensive first."""
-CLOSE_TIMEOUT_S: Final = 5.0
 
 
 def prepare_tracing(config: ProfilerConfig) -> None:
@@ -66,7 +65,7 @@ class StepTracer:
         lane, self._lane = self._lane, None
         if lane is not None:
             await lane.run(self._end)
-            lane.close(CLOSE_TIMEOUT_S)
+            lane.close()
 
     def _begin(self) -> None:
         config = self.config

@@ -18,6 +18,7 @@ from esper.leyline.actions import (
     Style,
     Tempo,
 )
+from esper.leyline.effects import effect_of
 from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
     ActionExecutionResult,
@@ -192,8 +193,8 @@ def _end_step(
         env_id=env.env_idx,
         outcome=outcome,
         rollback=rollback,
-        action_events=tuple(events),
-        tick_events=env.take_outbox(),
+        action_effects=tuple(map(effect_of, events)),
+        tick_effects=tuple(map(effect_of, env.take_outbox())),
         reports=env.reports,
         num_auto_prunes=0 if rollback is None else len(rollback.pruned_slots),
         lstm_hidden=env.lstm_hidden,

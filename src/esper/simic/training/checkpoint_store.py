@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from esper.leyline.errors import RunFailedError, UnreadableFileError
-from esper.nissa.files import FileSystem, link_atomically, write_atomically
+from esper.nissa.storage.files import FileSystem, link_atomically, write_atomically
 
 __all__ = [
     "CHECKPOINT_VERSION",

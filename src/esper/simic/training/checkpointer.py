@@ -8,9 +8,11 @@ import msgspec
 
 from esper.leyline.config import Job
 from esper.leyline.errors import TelemetryLostError
+from esper.leyline.messages import StepEvidence
 from esper.leyline.payloads import CheckpointSaved
+from esper.leyline.reports import BatchSummary
 from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.nissa.hub import Hub
+from esper.nissa.bus.hub import Hub
 from esper.simic.training.checkpoint_store import (
     CheckpointStore,
     SavedCheckpoint,
@@ -18,7 +20,7 @@ from esper.simic.training.checkpoint_store import (
 )
 from esper.simic.training.grown import GrownWriter
 from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.run_state import RunState
+from esper.simic.training.run_state import BestEnv, RunState, best_env_of
 
 __all__ = ["CheckpointHeader", "Checkpointer", "LoadedRun"]
 
@@ -91,7 +93,7 @@ class Checkpointer:
     controller: PolicyController | None
     every: int
     is_judged_by_loss: bool
-    """Rank rounds by lowest loss, as for language models, instead of highest accuracy."""
+    """Rank rounds and networks by lowest loss (language models) instead of highest accuracy."""
     resumed: LoadedRun | None
     grown: GrownWriter
     _held: _Held | None = None
@@ -99,6 +101,18 @@ class Checkpointer:
     def is_due(self, rounds_completed: int, num_rounds: int) -> bool:
         """Return whether this round ends with a checkpoint; the last one always does."""
         return rounds_completed % self.every == 0 or rounds_completed == num_rounds
+
+    def is_best(self, summary: BatchSummary, state: RunState) -> bool:
+        """Return whether a round is better than all rounds before it."""
+        return state.is_best(summary, by_loss=self.is_judged_by_loss)
+
+    def best_env_of(self, evidence: StepEvidence) -> BestEnv | None:
+        """Return the env with the best network, if any has a finite score."""
+        return best_env_of(evidence, by_loss=self.is_judged_by_loss)
+
+    def save_grown(self, network: dict[str, Any]) -> None:
+        """Replace the run's saved network by a better one."""
+        self.grown.save(network)
 
     def save(self, state: RunState, *, is_best: bool) -> CheckpointSaved:
         """Flush the log to disk, then write the checkpoint that refers to it."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import Op
+from esper.leyline.episodes import episode_id_of, is_last_step
 from esper.leyline.errors import ContractError
 from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
@@ -22,7 +23,7 @@ from esper.leyline.messages import (
     StepOutcome,
     StepRecord,
 )
-from esper.leyline.payloads import Payload, RewardHackingSuspected, SlotActivity
+from esper.leyline.payloads import RewardHackingSuspected, SlotActivity
 from esper.leyline.reports import EpisodeRecord, SeedReport
 from esper.leyline.rewards import HackingSuspicion, RewardComponents
 from esper.leyline.signals import TrainingSignals
@@ -102,7 +103,7 @@ class Control:
             EpisodeLedger(
                 env_id=env_id,
                 round_index=round_index,
-                episode_id=round_index * self.num_envs + env_id,
+                episode_id=episode_id_of(round_index, env_id, num_envs=self.num_envs),
                 num_steps=self.num_steps,
                 scheme=self.scheme,
             )
@@ -136,7 +137,7 @@ class Control:
         return StepDecision(
             round=evidence.round,
             step=evidence.step,
-            is_last_step=evidence.step == self.num_steps - 1,
+            is_last_step=is_last_step(evidence.step, self.num_steps),
             actions=choice.actions,
             details=choice.details,
             previous_rewards=tuple(self._previous_rewards),
@@ -150,7 +151,7 @@ class Control:
         penalties: list[PenaltyOutcome | None] = [None] * self.num_envs
         rewards: list[float | None] = [None] * self.num_envs
         components: list[RewardComponents | None] = [None] * self.num_envs
-        alarms: list[tuple[int, Payload]] = []
+        alarms: list[tuple[int, RewardHackingSuspected]] = []
         for seen, done in zip(evidence.envs, outcome.envs, strict=True):
             if seen is None or done is None:
                 continue

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from esper import __version__
 from esper.leyline.payloads import LaneStalled, TrainingStarted
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.simic.rewards.scheme import scheme_of
@@ -14,12 +13,14 @@ from esper.simic.training.control import Control
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.machine import num_lanes_for
 from esper.simic.training.run_setup import RunSetup, amp_dtype
+from esper.simic.training.step import ControlThread
 from esper.simic.training.worker_assembly import env_context
 from esper.tamiyo.features import FeatureExtractor
 from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.lanes import Lane
 from esper.tolaria.supervisor import Watchdog
+from esper.version import __version__
 
 __all__ = ["build_control", "build_watchdog", "started_event"]
 
@@ -45,13 +46,13 @@ def build_control(setup: RunSetup) -> Control:
 def build_watchdog(
     setup: RunSetup,
     engine: LaneEngine[Any, Any],
-    control: Lane,
+    control: ControlThread,
     report: Callable[[LaneStalled], object],
     reported_in: str,
 ) -> Watchdog:
     """Build what notices that one of a run's threads hangs."""
     return Watchdog(
-        lanes=partial(_threads_of, engine, control),
+        lanes=partial(_threads_of, engine, control.lane),
         env_ids_of=engine.env_ids_of,
         deadline_s=setup.job.run.lane_deadline_s,
         stop=setup.stop,

@@ -12,6 +12,7 @@ from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers, build_sgd
 from esper.leyline.config import TrainingConfig
+from esper.leyline.episodes import episode_id_of
 from esper.leyline.payloads import Payload
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.leyline.tasks import TaskSpec
@@ -56,7 +57,7 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
     return ParallelEnvState(
         env_idx=env_id,
         round_index=round_index,
-        episode_id=round_index * config.n_envs + env_id,
+        episode_id=episode_id_of(round_index, env_id, num_envs=config.n_envs),
         device=fence.device,
         fence=fence,
         model=model,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.attribution import AttributionEvidence
+from esper.leyline.episodes import is_last_step
 from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
     ActionExecutionResult,
@@ -159,7 +160,7 @@ class TrainingWork:
         config = self.context.config
         return build_ablation_plan(
             env.reports,
-            is_last_step=step == config.max_epochs - 1,
+            is_last_step=is_last_step(step, config.max_epochs),
             reward_mode=config.reward_mode,
             seed=self.context.run_seed,
             round_index=env.round_index,

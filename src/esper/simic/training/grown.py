@@ -9,7 +9,6 @@ import msgspec
 import torch
 from torch import nn
 
-from esper import __version__
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import (
@@ -20,9 +19,10 @@ from esper.leyline.errors import (
 )
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import HostSpec
-from esper.nissa.files import FileSystem, write_atomically
+from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.runtime.tasks import registered_task
 from esper.simic.training.checkpoint_store import read_tensors
+from esper.version import __version__
 
 __all__ = [
     "GROWN_VERSION",

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from esper.leyline.config import CompileMode
-from esper.nissa.run_directory import cpu_model
+from esper.nissa.storage.run_directory import cpu_model
 
 __all__ = [
     "compile_mode_for",

@@ -8,7 +8,7 @@ from torch import Tensor
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers
 from esper.leyline.messages import EnvEvidence, LstmRow
-from esper.leyline.payloads import Payload, SlotActivity
+from esper.leyline.payloads import GradientAnomaly, Payload, SlotActivity
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
 from esper.tamiyo.tracker import SignalTracker
@@ -85,7 +85,7 @@ class ParallelEnvState:
     gradient_ratios: dict[str, float] = field(default_factory=dict)
     """Smoothed values by seed id."""
     host_gradient_norm: float | None = None
-    alarms: tuple[Payload, ...] = ()
+    alarms: tuple[GradientAnomaly, ...] = ()
     """Anomalies found in this step's train pass."""
     evidence: EnvEvidence | None = None
     """Results of this step's validation."""

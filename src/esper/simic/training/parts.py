@@ -9,7 +9,7 @@ from torch import amp as torch_amp
 from torch import nn
 
 from esper.leyline.payloads import LayerGradient
-from esper.nissa.hub import Hub, get_hub
+from esper.nissa.bus.hub import Hub, get_hub
 from esper.runtime.batches import SharedBatchIterator
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import RewardNormalizer

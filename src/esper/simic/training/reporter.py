@@ -1,8 +1,6 @@
 """The reporter: builds the events of a run and publishes them in program order."""
 
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from esper.leyline.config import TelemetryConfig
 from esper.leyline.messages import StepDecision, StepEvidence, StepOutcome, StepRecord
@@ -20,8 +18,8 @@ from esper.leyline.payloads import (
     TrendDetected,
 )
 from esper.leyline.reports import BatchSummary
-from esper.leyline.telemetry import Draft, EventScope
-from esper.nissa.hub import Hub
+from esper.leyline.telemetry import Draft, EventScope, EventType
+from esper.nissa.bus.hub import Hub
 from esper.simic.seed_management import (
     Escalation,
     emit_anomaly_diagnostics,
@@ -43,8 +41,6 @@ from esper.simic.training.run_state import RunState
 from esper.tolaria.fences import MemoryStats
 
 __all__ = ["Reporter", "RoundFigures"]
-
-T = TypeVar("T")
 
 MEMORY_WARNING_FRACTION = 0.85
 
@@ -83,10 +79,9 @@ class Reporter:
         """Continue an escalation restored from a checkpoint."""
         self.escalate(has_anomaly=False)
 
-    async def timed(self, phase: str, work: Awaitable[T]) -> T:
-        """Await a phase of a step and measure its duration."""
-        with self.profiler.phase(phase):
-            return await work
+    def wants(self, event_type: EventType) -> bool:
+        """Return whether an event of this type would be emitted now."""
+        return self.hub.wants(event_type)
 
     async def publish(self, drafts: list[Draft]) -> None:
         """Publish events, waiting for queue space without blocking the event loop."""

@@ -10,8 +10,8 @@ from esper.leyline.errors import ConfigError, UnreadableFileError, UsageError
 from esper.leyline.jobs import Layer, merge_job
 from esper.leyline.payloads import CheckpointLoaded
 from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.nissa.journal import cut_back
-from esper.nissa.run_directory import (
+from esper.nissa.storage.journal import cut_back
+from esper.nissa.storage.run_directory import (
     CHECKPOINTS_DIRECTORY,
     put_rounds_on_record,
     read_manifest,

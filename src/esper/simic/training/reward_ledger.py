@@ -7,8 +7,9 @@ from typing import Final
 import msgspec
 
 from esper.leyline.actions import Op
+from esper.leyline.effects import Fossilization, Germination, Pruning
 from esper.leyline.messages import EnvEvidence, EnvOutcome, PenaltyOutcome
-from esper.leyline.payloads import SeedFossilized, SeedGerminated, SeedPruned, SlotActivity
+from esper.leyline.payloads import SlotActivity
 from esper.leyline.reports import EpisodeRecord, EpisodeStatus
 from esper.leyline.rewards import RewardInputs, RewardMemory, RewardResult
 from esper.leyline.stages import Stage
@@ -184,15 +185,15 @@ class EpisodeLedger:
             self.scaffolds = without_beneficiary(self.scaffolds, slot_id)
 
     def _count(self, outcome: EnvOutcome) -> None:
-        for payload in (*outcome.action_events, *outcome.tick_events):
-            match payload:
-                case SeedGerminated():
+        for effect in (*outcome.action_effects, *outcome.tick_effects):
+            match effect:
+                case Germination():
                     self.num_germinated += 1
-                case SeedPruned(slot_id=slot_id):
+                case Pruning(pruned):
                     self.num_pruned += 1
                     # Scaffolding credits of this seed do not pass to its successor.
-                    self.scaffolds = without_beneficiary(self.scaffolds, slot_id)
-                case SeedFossilized():
+                    self.scaffolds = without_beneficiary(self.scaffolds, pruned.slot_id)
+                case Fossilization():
                     self.num_fossilized += 1
 
 

@@ -4,18 +4,18 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TextIO, TypeAlias, TypedDict, Unpack
+from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
 
 from esper.leyline.config import Job
 from esper.leyline.errors import TelemetryLostError
-from esper.nissa.hub import TelemetryHub, use_hub
-from esper.nissa.run_directory import (
+from esper.nissa.bus.hub import TelemetryHub, use_hub
+from esper.nissa.storage.run_directory import (
     read_manifest,
     traces_directory,
 )
 from esper.simic.telemetry.traces import prepare_tracing
 from esper.simic.training.checkpointer import LoadedRun
-from esper.simic.training.control_assembly import build_watchdog, started_event
+from esper.simic.training.control_assembly import build_control, build_watchdog, started_event
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.machine import (
     one_thread_per_worker,
@@ -28,9 +28,9 @@ from esper.simic.training.run_opening import command_for, open_run_directory
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.run_setup import RunSetup, prepare_run
 from esper.simic.training.run_state import RunState
+from esper.simic.training.step import ControlThread
 from esper.simic.training.trainer_assembly import build_trainer
 from esper.simic.training.worker_assembly import build_engine
-from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals, supervise
 
@@ -38,8 +38,6 @@ __all__ = ["Monitor", "RunJobOptions", "run_job"]
 
 Monitor: TypeAlias = Callable[[TelemetryHub, Callable[[str], None]], Coroutine[Any, Any, None]]
 """Shows a run: gets its hub and a way to ask for the run's end, and ends with the run's log."""
-
-CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class RunJobOptions(TypedDict, total=False):
@@ -125,10 +123,10 @@ async def _run_trainer(
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
-    lane = Lane("control")
+    control = ControlThread(build_control(setup))
     engine = build_engine(setup)
-    trainer = build_trainer(setup, hub, engine, lane)
-    watchdog = build_watchdog(setup, engine, lane, hub.emit, "operational.jsonl")
+    trainer = build_trainer(setup, hub, engine, control)
+    watchdog = build_watchdog(setup, engine, control, hub.emit, "operational.jsonl")
     if ready_event is not None:
         ready_event.set()
     try:
@@ -140,7 +138,7 @@ async def _run_trainer(
         )
     finally:
         await engine.close()
-        lane.close(CLOSE_TIMEOUT_S)
+        control.close()
 
 
 def _close_log(hub: TelemetryHub) -> None:

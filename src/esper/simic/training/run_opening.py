@@ -6,7 +6,7 @@ from typing import Final
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
 from esper.leyline.payloads import CheckpointLoaded
-from esper.nissa.run_directory import build_manifest, create_run_directory
+from esper.nissa.storage.run_directory import build_manifest, create_run_directory
 from esper.simic.training.checkpointer import LoadedRun
 from esper.simic.training.machine import compile_mode_for, machine_kind
 from esper.simic.training.resuming import check_resumable, reopen_run

@@ -10,7 +10,7 @@ import torch
 
 from esper.leyline.config import AmpDtype, Job
 from esper.leyline.legality import ActionRules
-from esper.leyline.tasks import TaskSpec
+from esper.leyline.tasks import TaskKind, TaskSpec
 from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmented
 from esper.runtime.datasets import Part, TensorDataset
 from esper.runtime.sources import DataRequest
@@ -61,6 +61,11 @@ class RunSetup:
     def learner(self) -> PolicyController | None:
         """Return the controller if it is one that learns."""
         return self.controller if isinstance(self.controller, PolicyController) else None
+
+    @property
+    def is_judged_by_loss(self) -> bool:
+        """Return whether networks are ranked by lowest loss instead of highest accuracy."""
+        return self.task.kind is TaskKind.LANGUAGE_MODEL
 
 
 def load_data(job: Job, stop: StopFlag) -> TensorDataset:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from esper.leyline.episodes import is_last_step
+
 __all__ = ["Schedule"]
 
 
@@ -20,6 +22,10 @@ class Schedule:
     def steps(self) -> range:
         """Return the steps of a round."""
         return range(self.num_steps)
+
+    def is_last(self, step: int) -> bool:
+        """Return whether episodes end with this step."""
+        return is_last_step(step, self.num_steps)
 
     def progress_after(self, round_index: int) -> float:
         """Return the completed fraction of the run after a round."""

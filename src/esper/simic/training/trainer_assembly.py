@@ -1,17 +1,15 @@
 """The trainer of a run with its schedule, checkpoints, reports and probes."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from esper.leyline.tasks import TaskKind
-from esper.nissa.hub import TelemetryHub
-from esper.nissa.run_directory import CHECKPOINTS_DIRECTORY, traces_directory
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY, traces_directory
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.telemetry.step_events import StepRules
 from esper.simic.telemetry.traces import StepTracer
 from esper.simic.training.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpointer import Checkpointer
-from esper.simic.training.control_assembly import build_control
 from esper.simic.training.grown import GrownWriter
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
@@ -19,10 +17,10 @@ from esper.simic.training.reward_ledger import rollback_penalty
 from esper.simic.training.run_setup import RunSetup, grown_header
 from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
-from esper.simic.training.vectorized_trainer import ControlThread, VectorizedPPOTrainer
+from esper.simic.training.step import ControlThread
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo.tracker import TrackerRules
-from esper.tolaria.engine import LaneEngine
-from esper.tolaria.lanes import Lane
+from esper.tolaria.engine import Engine
 
 __all__ = ["GROWN_FILE", "build_trainer"]
 
@@ -31,7 +29,7 @@ GROWN_FILE: Final = "grown.pt"
 
 
 def build_trainer(
-    setup: RunSetup, hub: TelemetryHub, engine: LaneEngine[Any, Any], lane: Lane
+    setup: RunSetup, hub: TelemetryHub, engine: Engine, control: ControlThread
 ) -> VectorizedPPOTrainer:
     """Build the trainer of a run with its checkpoints and reports."""
     config, run, resumed = setup.job.training, setup.job.run, setup.resumed
@@ -43,7 +41,7 @@ def build_trainer(
     )
     return VectorizedPPOTrainer(
         engine=engine,
-        control=ControlThread(build_control(setup), lane),
+        control=control,
         schedule=Schedule(config.n_episodes, config.max_epochs, state.rounds_completed),
         reporter=Reporter(
             hub=setup.parts.get_hub(),
@@ -65,7 +63,7 @@ def build_trainer(
             hub=setup.parts.get_hub(),
             controller=learner,
             every=run.checkpoint_every,
-            is_judged_by_loss=setup.task.kind is TaskKind.LANGUAGE_MODEL,
+            is_judged_by_loss=setup.is_judged_by_loss,
             resumed=resumed,
             grown=GrownWriter(hub.run_dir / GROWN_FILE, grown_header(setup)),
         ),

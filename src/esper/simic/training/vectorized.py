@@ -15,7 +15,7 @@ from torch import amp as torch_amp
 from esper.leyline.config import GovernorConfig, Job, ProfilerConfig, TelemetryConfig
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
-from esper.nissa.hub import get_hub
+from esper.nissa.bus.hub import get_hub
 from esper.runtime.batches import SharedBatchIterator
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import RewardNormalizer

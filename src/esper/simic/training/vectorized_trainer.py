@@ -1,4 +1,4 @@
-"""The trainer: rounds of steps; a train pass, a validation, a decision and what comes of it."""
+"""The trainer: runs rounds of steps and updates, publishes their events and saves checkpoints."""
 
 import contextlib
 import statistics
@@ -17,7 +17,7 @@ from esper.leyline.errors import (
     RunFailedError,
     TelemetryLostError,
 )
-from esper.leyline.messages import EnvFailure, StepDecision, StepEvidence, StepOutcome, StepRecord
+from esper.leyline.messages import EnvFailure, StepEvidence, StepOutcome
 from esper.leyline.payloads import (
     LayerGradient,
     ObservationStats,
@@ -37,64 +37,38 @@ from esper.simic.telemetry.anomaly import (
 )
 from esper.simic.telemetry.traces import StepTracer
 from esper.simic.training.checkpointer import Checkpointer
-from esper.simic.training.control import Control, RoundResult
+from esper.simic.training.control import RoundResult
 from esper.simic.training.reporter import Reporter, RoundFigures
-from esper.simic.training.run_state import BestEnv, RunState, best_env_of
+from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
+from esper.simic.training.step import ControlThread, StepResult, run_step
 from esper.tolaria.engine import Engine
 from esper.tolaria.fences import MemoryStats
-from esper.tolaria.lanes import Lane
 
-__all__ = ["ControlThread", "Probes", "VectorizedPPOTrainer"]
+__all__ = ["Probes", "VectorizedPPOTrainer"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ControlThread:
-    """Control on a thread of its own, so that torch work never runs on the event loop."""
-
-    control: Control
-    lane: Lane
-
-    async def begin_round(self, round_index: int) -> None:
-        """Open the books of a round."""
-        await self.lane.run(self.control.begin_round, round_index)
-
-    async def decide(self, evidence: StepEvidence) -> StepDecision:
-        """Choose one action per env."""
-        return await self.lane.run(self.control.decide, evidence)
-
-    async def record(
-        self, evidence: StepEvidence, decision: StepDecision, outcome: StepOutcome
-    ) -> StepRecord:
-        """Reward what the decisions came to."""
-        return await self.lane.run(self.control.record, evidence, decision, outcome)
-
-    async def learn(self) -> RoundResult:
-        """Let the controller learn from the finished round."""
-        return await self.lane.run(self.control.learn)
-
-
 class Probes(Protocol):
-    """What may be asked about the running system for a closer look."""
+    """Diagnostics of the running system."""
 
     def layer_gradients(self) -> tuple[LayerGradient, ...]:
-        """Look at the policy's gradients layer by layer."""
+        """Return the policy's gradients layer by layer."""
 
     def observation_stats(self) -> ObservationStats | None:
-        """Sum up what the policy was last shown."""
+        """Return statistics of the policy's last observations."""
 
     def unstable(self, update: PPOUpdateCompleted) -> tuple[str, ...]:
-        """Return the names of an update's figures that are not finite."""
+        """Return the names of an update's metrics that are not finite."""
 
     def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
-        """Ask the devices' allocators."""
+        """Return the memory statistics of every device that has envs."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class VectorizedPPOTrainer:
-    """Takes many envs through rounds; everything it does is done by a collaborator."""
+    """Runs the rounds of many envs; its collaborators do the work."""
 
     engine: Engine
     control: ControlThread
@@ -106,23 +80,18 @@ class VectorizedPPOTrainer:
     state: RunState
     _round_started_s: float = 0.0
     _unbuilt: tuple[EnvFailure, ...] = ()
-    """Envs of the round that could not be built and were not told yet."""
+    """Envs of the round that could not be built and were not reported yet."""
 
     async def run(self, started: TrainingStarted) -> RunState:
-        """Train from the first round to be done to the last."""
-        began_s, timed = time.monotonic(), self.reporter.timed
+        """Train from the first remaining round to the last."""
+        began_s = time.monotonic()
         try:
             await self.begin(started)
             for round_index in self.schedule.rounds():
                 await self.begin_round(round_index)
                 for step in self.schedule.steps():
-                    await timed("train", self.engine.train_pass(step))
-                    evidence = await timed("validate", self.validate(step))
-                    decision = await timed("decide", self.control.decide(evidence))
-                    outcome = await timed("apply", self.engine.apply(decision))
-                    record = await timed("record", self.control.record(evidence, decision, outcome))
-                    await self.publish(evidence, decision, outcome, record)
-                result = await timed("learn", self.control.learn())
+                    await self.publish(await self.step(step))
+                result = await self.learn()
                 await self.finish_round(round_index, result)
         except BaseException as error:
             await self.end(*_ending_of(error), began_s)
@@ -131,7 +100,7 @@ class VectorizedPPOTrainer:
         return self.state
 
     async def begin(self, started: TrainingStarted) -> None:
-        """Tell what is about to happen, and make sure that there is a checkpoint to go back to."""
+        """Emit the first event and save the initial checkpoint, unless the run is resumed."""
         await self.tracer.start()
         if self.checkpointer.resumed is None:
             await self.reporter.tell(started)
@@ -142,45 +111,48 @@ class VectorizedPPOTrainer:
             await self.reporter.tell(announcement)
 
     async def begin_round(self, round_index: int) -> None:
-        """Open the round's books and build its envs; those that cannot be built are told later."""
+        """Build the round's envs; failures to build are reported with the first step."""
         self._round_started_s = time.monotonic()
         await self.control.begin_round(round_index)
         self._unbuilt = await self.engine.build_round(round_index)
 
-    async def validate(self, step: int) -> StepEvidence:
-        """Validate all envs; in the last step, keep the network that is the run's best so far.
+    async def step(self, step: int) -> StepResult:
+        """Take all envs through one step."""
+        return await run_step(
+            self.engine,
+            self.control,
+            step,
+            profiler=self.reporter.profiler,
+            after_validation=self._save_best_network,
+        )
 
-        It is kept as it was measured, before the step's decision.
-        """
-        evidence = await self.engine.validate_pass(step)
-        if step == self.schedule.num_steps - 1:
-            best = best_env_of(evidence, by_loss=self.checkpointer.is_judged_by_loss)
-            known = self.state.best_env
-            if best is not None and (known is None or best.score > known.score):
-                await self._keep_grown(best)
-        return evidence
+    async def learn(self) -> RoundResult:
+        """Update the controller on the finished round."""
+        with self.reporter.profiler.phase("learn"):
+            return await self.control.learn()
 
-    async def _keep_grown(self, best: BestEnv) -> None:
+    async def _save_best_network(self, evidence: StepEvidence) -> None:
+        """In the last step, save the best network as it was validated, if it is the run's best."""
+        if not self.schedule.is_last(evidence.step):
+            return
+        best, known = self.checkpointer.best_env_of(evidence), self.state.best_env
+        if best is None or (known is not None and best.score <= known.score):
+            return
         network = await self.engine.snapshot(best.env_id)
         if network is not None:
-            await self.control.lane.run(self.checkpointer.grown.save, network)
+            await self.control.run(self.checkpointer.save_grown, network)
             self.state = msgspec.structs.replace(self.state, best_env=best)
 
-    async def publish(
-        self,
-        evidence: StepEvidence,
-        decision: StepDecision,
-        outcome: StepOutcome,
-        record: StepRecord,
-    ) -> None:
-        """Tell a step; a run without envs ends here."""
+    async def publish(self, done: StepResult) -> None:
+        """Publish the events of a step; raise if no env is left."""
+        evidence, outcome = done.evidence, done.outcome
         failures = (*self._unbuilt, *evidence.failures)
         self._unbuilt = ()
         await self.reporter.step(
             msgspec.structs.replace(evidence, failures=failures),
-            decision,
+            done.decision,
             outcome,
-            record,
+            done.record,
             await self._ask(EventType.OBSERVATION_STATS, self.probes.observation_stats),
         )
         self._note_seeds(outcome)
@@ -192,7 +164,7 @@ class VectorizedPPOTrainer:
             )
 
     async def finish_round(self, round_index: int, result: RoundResult) -> None:
-        """Sum the round up, tell it, and save a checkpoint where one is due."""
+        """Summarize the round, publish its events, and save a checkpoint if one is due."""
         update = self._update_event(result)
         alarms = self._judge(result, update)
         self.reporter.escalate(has_anomaly=bool(alarms))
@@ -205,28 +177,28 @@ class VectorizedPPOTrainer:
             layers=layers or (),
             state_before=self.state,
             progress=self.schedule.progress_after(round_index),
-            memory=await self.control.lane.run(self.probes.memory),
+            memory=await self.control.run(self.probes.memory),
         )
         await self.reporter.round(result, figures)
-        is_best = self.state.is_best(summary, by_loss=self.checkpointer.is_judged_by_loss)
+        is_best = self.checkpointer.is_best(summary, self.state)
         self.state = msgspec.structs.replace(
             self.state.after_round(summary), escalation=self.reporter.escalation
         )
         if self.checkpointer.is_due(self.state.rounds_completed, self.schedule.num_rounds):
             await self.save(is_best=is_best)
         else:
-            await self.control.lane.run(self.checkpointer.stage, self.state, is_best=is_best)
+            await self.control.run(self.checkpointer.stage, self.state, is_best=is_best)
         self._halt_if_numbers_fail()
 
     async def save(self, *, is_best: bool) -> None:
-        """Bring the log and a checkpoint to the disk, in this order, and tell it."""
-        saved = await self.control.lane.run(self.checkpointer.save, self.state, is_best=is_best)
+        """Flush the log, write a checkpoint that refers to it, and announce the checkpoint."""
+        saved = await self.control.run(self.checkpointer.save, self.state, is_best=is_best)
         await self.reporter.tell(saved)
 
     async def end(self, status: str, reason: str | None, began_s: float) -> None:
-        """Keep the last finished round and tell how the run ended, even if it was cancelled.
+        """Save the last finished round and emit RUN_FINISHED, even if the run was cancelled.
 
-        The reason it ended counts: a disk that is full, or a log that is lost, adds nothing to it.
+        Errors on the way are suppressed: the reason why the run ended is the one to report.
         """
         finished = RunFinished(
             status=status,
@@ -245,10 +217,10 @@ class VectorizedPPOTrainer:
             await self.reporter.tell(finished)
 
     async def _ask(self, event_type: EventType, probe: Callable[[], T]) -> T | None:
-        """Take a closer look, on the control thread, if anybody wants to hear of it."""
-        if not self.reporter.hub.wants(event_type):
+        """Run a diagnostic on the control thread if its event would be emitted."""
+        if not self.reporter.wants(event_type):
             return None
-        return await self.control.lane.run(probe)
+        return await self.control.run(probe)
 
     def _update_event(self, result: RoundResult) -> PPOUpdateCompleted | None:
         metrics = result.metrics
@@ -257,7 +229,7 @@ class VectorizedPPOTrainer:
         return ppo_update_event(metrics, result.update_ms)
 
     def _judge(self, result: RoundResult, update: PPOUpdateCompleted | None) -> tuple[Payload, ...]:
-        """Look for anomalies in the update, or in its absence."""
+        """Detect anomalies in the update, or in its absence."""
         metrics, known = result.metrics, self.state.anomalies
         alarms: tuple[Payload, ...]
         if metrics is None:
@@ -304,13 +276,13 @@ class VectorizedPPOTrainer:
         )
 
     def _note_seeds(self, outcome: StepOutcome) -> None:
-        told = [
-            payload
+        effects = [
+            effect
             for env in outcome.envs
             if env is not None
-            for payload in (*env.action_events, *env.tick_events)
+            for effect in (*env.action_effects, *env.tick_effects)
         ]
-        scoreboard = self.state.scoreboard.noting(told)
+        scoreboard = self.state.scoreboard.noting(effects)
         self.state = msgspec.structs.replace(self.state, scoreboard=scoreboard)
 
 

@@ -1,1 +1,1 @@
-"""Controllers: who decides for the envs. The learning one lives with its agent, in simic."""
+"""Controllers choose the envs' actions. The PPO controller is in simic, with its agent."""

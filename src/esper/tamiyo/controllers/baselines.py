@@ -1,4 +1,4 @@
-"""Controllers that learn nothing: wait, random-legal, periodic; what a policy has to beat."""
+"""Baseline controllers that do not learn: wait, random (legal actions only), periodic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,37 +31,37 @@ __all__ = ["PeriodicController", "RandomController", "WaitController"]
 
 DEFAULT_PERIOD: Final = 8
 _DETAILS: Final = frozenset(HEADS) - {Head.OP, Head.SLOT}
-"""The heads that are fields of an action under their own names."""
+"""The heads whose values are fields of `ActionSpec` with the same name."""
 
 
 @dataclass(eq=False, slots=True)
 class WaitController:
-    """Never grows anything: the host alone."""
+    """Always waits, so that the host trains without seeds."""
 
     rules: ActionRules
     name: str = "wait"
 
     def begin_round(self, round_index: int) -> None:
-        """Remember nothing, so forget nothing."""
+        """Do nothing: there is no state to reset."""
 
     def choose(self, situation: Situation) -> Choice:
-        """Wait."""
+        """Return WAIT for every env."""
         return _choice_of([_wait(self.rules) for _ in situation.envs], situation)
 
 
 @dataclass(eq=False, slots=True)
 class RandomController:
-    """Takes a legal op at random, then a legal slot, then every head that matters at random."""
+    """Samples a legal op uniformly, then a legal slot, then the other heads that the op uses."""
 
     rules: ActionRules
     seed: int
     name: str = "random"
 
     def begin_round(self, round_index: int) -> None:
-        """Remember nothing, so forget nothing."""
+        """Do nothing: there is no state to reset."""
 
     def choose(self, situation: Situation) -> Choice:
-        """Draw one action per env, each from a stream of its own."""
+        """Sample one action per env, each from its own random stream."""
         actions = [
             self._draw(() if env is None else env.reports, self._stream(situation, env_id))
             for env_id, env in enumerate(situation.envs)
@@ -69,7 +69,7 @@ class RandomController:
         return _choice_of(actions, situation)
 
     def _stream(self, situation: Situation, env_id: int) -> Random:
-        # What one env draws must not depend on how many choices another one has.
+        # An env's samples must not depend on the number of choices in another env.
         source = stream_seed(
             self.seed,
             purpose=StreamPurpose.ACTION,
@@ -93,7 +93,7 @@ class RandomController:
         return random.choice(random.choice([legal for legal in targets.values() if legal]))
 
     def _targets(self, request: ActionSpec, reports: tuple[SeedReport, ...]) -> list[ActionSpec]:
-        """Return the request for each slot where it is legal; where slots do not matter, once."""
+        """Return the request for each slot where it is legal; once if the op uses no slot."""
         matters = causal_heads(request.op)
         slot_ids = self.rules.slot_ids if Head.SLOT in matters else self.rules.slot_ids[:1]
         effective = {head.value: getattr(request, head.value) for head in _DETAILS & matters}
@@ -103,17 +103,17 @@ class RandomController:
 
 @dataclass(eq=False, slots=True)
 class PeriodicController:
-    """Germinates every few steps in a fixed rotation and takes each seed as far as gates let it."""
+    """Germinates blueprints in a fixed rotation at fixed intervals, and advances every seed."""
 
     rules: ActionRules
     period: int = DEFAULT_PERIOD
     name: str = "periodic"
 
     def begin_round(self, round_index: int) -> None:
-        """Remember nothing, so forget nothing."""
+        """Do nothing: there is no state to reset."""
 
     def choose(self, situation: Situation) -> Choice:
-        """Decide for each env by itself."""
+        """Choose each env's action independently."""
         step = situation.step
         return _choice_of([self._for_env(env, step) for env in situation.envs], situation)
 
@@ -143,7 +143,7 @@ class PeriodicController:
 
 
 def _is_ready(report: SeedReport) -> bool:
-    """Return whether asking the gate makes sense: a ramp under way cannot pass it."""
+    """Return whether the gate may pass: in BLENDING it fails until the ramp is complete."""
     return report.stage is not Stage.BLENDING or report.alpha.is_at_target
 
 
@@ -152,7 +152,7 @@ def _wait(rules: ActionRules) -> ActionSpec:
 
 
 def _in_turn(candidates: list[ActionSpec], step: int) -> list[ActionSpec]:
-    """Begin with another one each step: a gate that stays closed must not hold up the others."""
+    """Rotate the candidates by the step, so that a seed whose gate fails does not block others."""
     first = step % max(len(candidates), 1)
     return candidates[first:] + candidates[:first]
 

@@ -1,6 +1,7 @@
-"""The heuristic controller: germinate on a plateau, keep what contributes, prune what hurts.
+"""The heuristic controller: germinates on a plateau, fossilizes seeds that help, prunes others.
 
-A host that learns slowly but steadily is never stuck; it gets a seed when patience ends.
+A host that improves slowly but steadily never reaches a plateau; it gets a seed after
+`patience_steps` without one.
 """
 
 from dataclasses import dataclass, field
@@ -42,35 +43,41 @@ class HeuristicRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     plateau_steps: int = 3
     min_step: int = 5
     patience_steps: int = 10
-    """Steps in a row without a growing seed after which one is planted, stuck or not."""
+    """Consecutive steps without a growing seed after which one is germinated in any case."""
     prune_after_steps: int = 5
     prune_harm_pp: float = 2.0
-    """A blending seed that costs the host more than this is pruned."""
+    """A blending seed is pruned if its contribution is below minus this."""
     fossilize_contribution_pp: float = 0.5
     embargo_steps: int = 5
     ransomware_contribution_pp: float = 0.1
-    """A seed that costs this much to remove while the host got worse holds it to ransom."""
+    """Contribution above which a seed counts as ransomware if the host got worse since germination.
+
+    The host has come to depend on such a seed without gaining from it, so it is pruned.
+    """
     penalty: float = 2.0
-    """Added to a blueprint whose seed is pruned; halves with every step."""
+    """Added to a blueprint whose seed is pruned."""
     penalty_decay: float = 0.5
+    """Factor on every penalty per step."""
     penalty_floor: float = 0.1
+    """Penalties below this are dropped."""
     skip_penalty: float = 3.0
+    """Blueprints with at least this penalty are skipped in the rotation."""
 
 
 @dataclass(eq=False, slots=True)
 class _EnvMemory:
-    """What the heuristic remembers of one env."""
+    """The heuristic's state for one env."""
 
     next_index: int = 0
     idle_steps: int = 0
-    """Steps in a row without a growing seed."""
+    """Consecutive steps without a growing seed."""
     last_prune_step: int | None = None
     penalties: dict[Blueprint, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
 class HeuristicController:
-    """Decides for each env by itself, from its signals and its seeds' evidence."""
+    """Chooses each env's action independently, from its signals and seed reports."""
 
     rules: ActionRules
     heuristic: HeuristicRules = field(default_factory=HeuristicRules)
@@ -79,7 +86,7 @@ class HeuristicController:
     _envs: dict[int, _EnvMemory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take the topology's own rotation, or refuse one that cannot grow there."""
+        """Use the topology's default rotation if none is given; validate the rotation."""
         if self.rotation is None:
             self.rotation = ROTATIONS[self.rules.topology]
         if not self.rotation:
@@ -90,11 +97,11 @@ class HeuristicController:
                 raise InvalidValueError("rotation", blueprint.id, constraint, "heuristic")
 
     def begin_round(self, round_index: int) -> None:
-        """Forget the envs of the round before."""
+        """Discard the state of the previous round's envs."""
         self._envs.clear()
 
     def choose(self, situation: Situation) -> Choice:
-        """Decide for each env by itself."""
+        """Choose each env's action independently."""
         return Choice(
             actions=tuple(
                 None if env is None else self._for_env(env, situation.step)
@@ -125,7 +132,7 @@ class HeuristicController:
 
     def _for_seed(self, seed: SeedReport) -> ActionSpec:
         match seed.stage:
-            # Before it is blended in a seed does not reach the host, whatever the host is doing.
+            # Before blending, a seed cannot affect the host, so there is no reason to prune it.
             case Stage.GERMINATED | Stage.TRAINING:
                 return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
             case Stage.BLENDING if self._does_harm(seed):
@@ -147,7 +154,10 @@ class HeuristicController:
         return ActionSpec(op=Op.FOSSILIZE if keeps else Op.PRUNE, slot_id=seed.slot_id)
 
     def _does_harm(self, seed: SeedReport) -> bool:
-        """Judge by what the seed is worth; the host's own ups and downs are none of its doing."""
+        """Return whether to prune a blending seed, by its own contribution only.
+
+        The host's accuracy also varies for other reasons, so it is not used here.
+        """
         worth, rules = seed.contribution_pp, self.heuristic
         is_due = seed.steps_in_stage >= rules.prune_after_steps
         return is_due and worth is not None and worth < -rules.prune_harm_pp
@@ -168,7 +178,11 @@ class HeuristicController:
         return is_ready and signals.plateau_steps >= rules.plateau_steps
 
     def _free_slot(self, reports: tuple[SeedReport, ...]) -> str | None:
-        """Return the first slot that a seed may germinate in; the rotation only moves then."""
+        """Return the first slot where germination is legal.
+
+        Legality does not depend on the blueprint, so any one serves for the check; the rotation
+        advances only when a seed is germinated.
+        """
         assert self.rotation
         blueprint = self.rotation[0]
         requests = (
@@ -179,7 +193,10 @@ class HeuristicController:
         return next(legal, None)
 
     def _next_blueprint(self, memory: _EnvMemory) -> Blueprint:
-        """Walk the rotation past blueprints that have failed lately; if all have, rotate anyway."""
+        """Return the next blueprint of the rotation, skipping recently pruned ones.
+
+        If all have a high penalty, rotate through them in order of penalty.
+        """
         assert self.rotation is not None
         size = len(self.rotation)
         for offset in range(size):

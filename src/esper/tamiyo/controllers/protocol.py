@@ -1,4 +1,4 @@
-"""What a controller is shown and what it answers."""
+"""The controller interface, its input and its output."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,33 +13,36 @@ __all__ = ["Choice", "Controller", "Situation"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """All envs before a decision; a quarantined one keeps its row and has no evidence."""
+    """A controller's input: all envs before a decision.
+
+    A quarantined env keeps its row in the tensors, and its entry in `envs` is None.
+    """
 
     round: int
     step: int
     observations: ObservationBatch
-    """Raw."""
+    """Not normalised."""
     masks: ActionMasks
     envs: tuple[EnvEvidence | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One decision per env, in env order; None for a quarantined one."""
+    """A controller's output: one action per env, in env order; None for a quarantined env."""
 
     actions: tuple[ActionSpec | None, ...]
     details: tuple[DecisionDetail | None, ...]
 
 
 class Controller(Protocol):
-    """Decides for all envs at once."""
+    """Chooses the actions of all envs."""
 
     @property
     def name(self) -> str:
-        """Return the name that runs are told by."""
+        """Return the name that identifies the controller in a run's events and reports."""
 
     def begin_round(self, round_index: int) -> None:
-        """Forget the envs of the round before."""
+        """Reset any state kept from the previous round."""
 
     def choose(self, situation: Situation) -> Choice:
-        """Decide."""
+        """Choose one action per env."""

@@ -1,0 +1,186 @@
+"""The console: a live screen on a terminal, milestone lines elsewhere, a summary at the end."""
+
+import io
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TextIO
+
+import anyio
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from esper.karn.console.screen import (
+    STYLES,
+    alarm_line,
+    draw_screen,
+    draw_summary,
+    round_line,
+    start_line,
+)
+from esper.karn.view.alarms import is_alarm
+from esper.karn.view.snapshot import Snapshot
+from esper.karn.view.thresholds import Grade
+from esper.karn.view.view_model import ViewModel
+from esper.leyline import payloads
+from esper.leyline.telemetry import Event, Severity
+
+__all__ = ["Console"]
+
+REFRESH_S: Final = 0.25
+
+
+def _ignore() -> None:
+    """Ignore a closed stream."""
+
+
+class _Stream(RichConsole):
+    """A rich console that stops writing after a broken pipe and reports it."""
+
+    def __init__(self, *, on_closed: Callable[[], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._on_closed = on_closed
+
+    def on_broken_pipe(self) -> None:
+        """Stop writing; rich itself would raise SystemExit and skip the event loop's clean-up."""
+        self.quiet = True
+        self._on_closed()
+
+
+class Console:
+    """Shows the progress of a run on a stream; `on_event` is thread-safe.
+
+    On a terminal, `run` draws a live screen. Otherwise `on_event` writes one line per milestone, so
+    that a pipe or file receives whole lines only. In quiet mode only severe alarms are written.
+    """
+
+    def __init__(
+        self,
+        file: TextIO,
+        *,
+        is_quiet: bool = False,
+        footer: tuple[str, ...] = (),
+        final_footer: tuple[str, ...] | None = None,
+        on_broken_pipe: Callable[[], None] = _ignore,
+        clock: Callable[[], float] = time.time,
+        is_terminal: bool | None = None,
+        width: int | None = None,
+        height: int | None = None,
+    ) -> None:
+        """Create a console that writes to a stream.
+
+        Args:
+            file: the output stream; a terminal gets the live screen.
+            is_quiet: write nothing but alarms of severity error or higher.
+            footer: lines below the live screen, with the locations of log and dashboard.
+            final_footer: lines below the summary; None uses `footer`.
+            on_broken_pipe: called, from any thread, when the stream's reader has closed it.
+            clock: returns the current time in seconds since the epoch.
+            is_terminal: None detects it from the stream.
+            width: columns; None uses the terminal's width.
+            height: lines; None uses the terminal's height.
+        """
+        if isinstance(file, io.TextIOWrapper):
+            # Write characters that the encoding lacks as '?' instead of failing the run.
+            file.reconfigure(errors="replace")
+        self._rich = _Stream(
+            on_closed=on_broken_pipe,
+            file=file,
+            force_terminal=is_terminal,
+            width=width,
+            height=height,
+            highlight=False,
+            markup=False,
+        )
+        self._is_quiet = is_quiet
+        self._footer = footer
+        self._final_footer = footer if final_footer is None else final_footer
+        self._clock = clock
+        self._model = ViewModel()
+        self._lock = threading.Lock()
+        self._seen_alarms: set[tuple[str, int | None]] = set()
+
+    @property
+    def is_live(self) -> bool:
+        """Check whether the console draws a live screen instead of writing lines."""
+        return self._rich.is_terminal and not self._is_quiet
+
+    def on_event(self, event: Event) -> None:
+        """Process an event; without a live screen, write a line if it is a milestone."""
+        with self._lock:
+            self._model.apply(event)
+            if not self.is_live:
+                self._write_milestone(event)
+
+    def _write_milestone(self, event: Event) -> None:
+        if is_alarm(event):
+            self._write_alarm(event)
+        if self._is_quiet:
+            return
+        match event.data:
+            case payloads.TrainingStarted():
+                self._write(event.ts, start_line(self._model.snapshot()))
+            case payloads.BatchEpochCompleted():
+                view = self._model.snapshot()
+                row = next(row for row in view.rounds if row.round == (event.round or 0))
+                self._write(event.ts, round_line(view, row))
+            case payloads.CheckpointLoaded():
+                rounds = event.data.rounds_completed
+                self._write(event.ts, f"resumed from the checkpoint after round {rounds}")
+
+    def _write_alarm(self, event: Event) -> None:
+        """Write the first alarm of its kind and env; the summary counts the others."""
+        key = (event.event_type.value, event.env_id)
+        is_grave = event.severity.rank >= Severity.ERROR.rank
+        if key in self._seen_alarms or (self._is_quiet and not is_grave):
+            return
+        self._seen_alarms.add(key)
+        alarm = self._model.snapshot().alarms[0]
+        self._write(event.ts, alarm_line(alarm), STYLES[Grade.ACT if is_grave else Grade.WATCH])
+
+    def _write(self, ts: float, text: str, style: str = "") -> None:
+        stamp = time.strftime("%H:%M:%S", time.localtime(ts))
+        # No wrapping: consumers of a pipe expect one line per milestone.
+        self._rich.print(Text(f"{stamp}  {text}", style=style), soft_wrap=True)
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot of the view model at the current time."""
+        with self._lock:
+            return self._model.snapshot(self._clock())
+
+    async def run(self) -> None:
+        """Draw the live screen until cancelled, then restore the terminal.
+
+        Consumes: the model. Produces: at most four screens a second. Waits for: the clock.
+        Unblocked by: cancellation. Without a live screen it only waits.
+        """
+        if not self.is_live:
+            await anyio.sleep_forever()
+        # Live prints other output to the terminal above the screen instead of into it.
+        with Live(console=self._rich, auto_refresh=False, transient=True) as live:
+            while True:
+                live.update(self._screen(), refresh=True)
+                await anyio.sleep(REFRESH_S)
+
+    def _screen(self) -> RenderableType:
+        return draw_screen(
+            self.snapshot(),
+            footer=self._footer,
+            height=self._rich.size.height,
+            is_ascii=self._rich.options.ascii_only,
+        )
+
+    def draw(self) -> None:
+        """Draw the current screen once."""
+        self._rich.print(self._screen())
+
+    def finish(self) -> None:
+        """Write the final summary."""
+        if self._is_quiet:
+            return
+        self._rich.print(draw_summary(self.snapshot()))
+        for line in ("", *self._final_footer) if self._final_footer else ():
+            # No truncation on narrow terminals, so that paths and commands can be copied.
+            self._rich.print(Text(line, style="dim"), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Self-contained files about finished runs, and the tables of comparisons."""

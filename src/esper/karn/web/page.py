@@ -1,0 +1,157 @@
+"""The dashboard's page: its files, their import map and the Content-Security-Policy.
+
+The scripts import each other by name (`esper/format`); an import map resolves each name to a
+versioned URL on the live server, or to a data URL embedded in a report.
+"""
+
+import base64
+import hashlib
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import orjson
+
+__all__ = [
+    "MEDIA_TYPES",
+    "PLOTLY_NAME",
+    "LivePage",
+    "asset",
+    "asset_version",
+    "live_page",
+    "script_policy",
+    "serve_command",
+    "self_contained_page",
+]
+
+MEDIA_TYPES: Final[Mapping[str, str]] = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+}
+PLOTLY_NAME: Final = "plotly.js"
+MODULES: Final = ("charts", "connection", "envs", "format", "log", "main", "panels", "store")
+ENTRY: Final = "main"
+_HEAD_MARK: Final = "<!--HEAD-->"
+_TAIL_MARK: Final = "<!--TAIL-->"
+
+
+@cache
+def asset(name: str) -> bytes | None:
+    """Return one of the page's files or plotly's script; None for any other name."""
+    if name == PLOTLY_NAME:
+        return files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
+    known = {"style.css", *(f"{module}.js" for module in MODULES)}
+    return _own_file(name) if name in known else None
+
+
+def _own_file(name: str) -> bytes:
+    return files("esper.karn.web").joinpath("assets", name).read_bytes()
+
+
+@cache
+def asset_version(name: str) -> str:
+    """Return a hash of a file's content."""
+    content = asset(name)
+    assert content is not None, f"the page has no file {name!r}"
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+class LivePage(msgspec.Struct, frozen=True):
+    """The page of the live server, and its import map, whose hash the policy must contain."""
+
+    html: str
+    import_map: str
+
+
+def serve_command(run_dir: Path) -> str:
+    """Return the command that serves the dashboard of a running or finished run."""
+    return f"esper-telemetry serve {shlex.quote(str(run_dir))}"
+
+
+def live_page(address_of: Callable[[str], str], run_dir: Path) -> LivePage:
+    """Return the page of a run; `address_of` maps a file name to its URL."""
+    import_map = _import_map(address_of)
+    head = (
+        f'<link rel="stylesheet" href="{_attribute(address_of("style.css"))}">'
+        f'<meta name="esper-serve-command" content="{_attribute(serve_command(run_dir))}">'
+        + _map_styles()
+    )
+    tail = (
+        f'<script type="importmap">{import_map}</script>'
+        f'<script src="{_attribute(address_of(PLOTLY_NAME))}"></script>'
+        f'<script type="module" src="{_attribute(address_of(f"{ENTRY}.js"))}"></script>'
+    )
+    return LivePage(html=_filled(head, tail), import_map=import_map)
+
+
+def self_contained_page(embedded: bytes) -> str:
+    """Return the page with all files and a view's JSON embedded."""
+    import_map = _import_map(_data_address)
+    script = _text(PLOTLY_NAME).replace("</script", "<\\/script")
+    # Inside a script element, only `<` could terminate the JSON early.
+    view = embedded.decode().replace("<", "\\u003c")
+    tail = (
+        f'<script type="application/json" id="embedded-view">{view}</script>'
+        f'<script type="importmap">{import_map}</script>'
+        f"<script>{script}</script>"
+        f'<script type="module">import "esper/{ENTRY}";</script>'
+    )
+    return _filled(f"<style>{_text('style.css')}</style>", tail)
+
+
+def _import_map(address_of: Callable[[str], str]) -> str:
+    addresses = {f"esper/{name}": address_of(f"{name}.js") for name in MODULES}
+    return orjson.dumps({"imports": addresses}).decode().replace("<", "\\u003c")
+
+
+def _data_address(name: str) -> str:
+    encoded = base64.b64encode(_text(name).encode()).decode()
+    return f"data:text/javascript;charset=utf-8;base64,{encoded}"
+
+
+@cache
+def _map_styles() -> str:
+    """Return placeholders that keep plotly from adding inline styles for maps, which are unused."""
+    names = re.findall(r'getElementById\("([0-9a-f]{64})"\)', _text(PLOTLY_NAME))
+    return "".join(f'<template id="{name}"></template>' for name in sorted(set(names)))
+
+
+def _text(name: str) -> str:
+    content = asset(name)
+    assert content is not None, f"the page has no file {name!r}"
+    return content.decode()
+
+
+def _filled(head: str, tail: str) -> str:
+    page = _own_file("index.html").decode()
+    return page.replace(_HEAD_MARK, head).replace(_TAIL_MARK, tail)
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+
+
+def script_policy(import_map: str) -> str:
+    """Return the Content-Security-Policy: only own files and this inline import map."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'self' 'sha256-{_digest(import_map)}'",
+            # plotly inserts an empty style element and adds rules to it; allow the empty digest.
+            f"style-src 'self' 'sha256-{_digest('')}'",
+            "img-src 'self' data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

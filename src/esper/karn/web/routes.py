@@ -1,0 +1,202 @@
+"""The dashboard's routes on the live server: the page, its files, and the stream of patches."""
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import anyio
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from esper.karn.view.view_feed import ViewFeed
+from esper.karn.view.view_model import START
+from esper.karn.web.page import MEDIA_TYPES, asset, asset_version, live_page, script_policy
+from esper.leyline.live import CloseCode
+
+__all__ = ["ViewRequest", "dashboard_routes"]
+
+PATCH_EVERY_S: Final = 0.25
+HEARTBEAT_S: Final = 2.0
+"""Interval of patches without changes, by which the page detects that the server is alive."""
+MAX_VIEWERS: Final = 64
+MAX_BAD_MESSAGES: Final = 10
+CLOSE_GRACE_S: Final = 1.0
+_FOREVER: Final = "max-age=31536000, immutable"
+_COMMON_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    # The URL may contain the token, which must not leak to other servers.
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class ViewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A viewer's message: the env whose detail it shows, or None."""
+
+    select: int | None
+
+
+_REQUEST_DECODER: Final = msgspec.json.Decoder(ViewRequest)
+
+
+def dashboard_routes(feed: ViewFeed, run_dir: Path) -> list[BaseRoute]:
+    """Return the routes of the dashboard, for `nissa.live.server.build_app(routes=…)`.
+
+    Args:
+        feed: the view of the run.
+        run_dir: the run directory, for the command that serves the dashboard again.
+    """
+    dashboard = _Dashboard(feed, run_dir)
+    return [
+        Route("/", dashboard.page),
+        Route("/assets/{name}", dashboard.file),
+        WebSocketRoute("/ws/view", dashboard.view),
+    ]
+
+
+@dataclass(eq=False, slots=True)
+class _Dashboard:
+    """State shared by the routes."""
+
+    feed: ViewFeed
+    run_dir: Path
+    num_viewers: int = 0
+
+    async def page(self, request: Request) -> Response:
+        """Return the page; the URLs of its files contain their version, and the token if any."""
+        token = request.query_params.get("token")
+        page = live_page(_Addresses(token), self.run_dir)
+        headers = {
+            **_COMMON_HEADERS,
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": script_policy(page.import_map),
+        }
+        return Response(page.html, media_type="text/html; charset=utf-8", headers=headers)
+
+    async def file(self, request: Request) -> Response:
+        """Return one of the page's files; versioned URLs are immutable and cached."""
+        name = request.path_params["name"]
+        content = asset(name)
+        if content is None:
+            return PlainTextResponse("no such file\n", status_code=404)
+        version = asset_version(name)
+        is_versioned = request.query_params.get("v") == version
+        headers = {
+            **_COMMON_HEADERS,
+            "Cache-Control": f"private, {_FOREVER}" if is_versioned else "no-cache",
+            "ETag": f'"{version}"',
+        }
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+        return Response(content, media_type=media_type, headers=headers)
+
+    async def view(self, websocket: WebSocket) -> None:
+        """Serve one viewer."""
+        await websocket.accept()
+        if self.num_viewers >= MAX_VIEWERS:
+            await websocket.close(CloseCode.TOO_MANY_CONNECTIONS, "too many viewers")
+            return
+        self.num_viewers += 1
+        try:
+            await _Viewer(websocket, self.feed).run()
+        finally:
+            self.num_viewers -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Addresses:
+    """Maps file names of the page to versioned URLs."""
+
+    token: str | None
+
+    def __call__(self, name: str) -> str:
+        token = "" if self.token is None else f"&token={quote(self.token, safe='')}"
+        return f"/assets/{name}?v={asset_version(name)}{token}"
+
+
+@dataclass(eq=False, slots=True)
+class _Viewer:
+    """One connected page: sends the whole view, then patches, at most four per second.
+
+    A slow client gets fewer and larger patches, because nothing is queued for it.
+    """
+
+    websocket: WebSocket
+    feed: ViewFeed
+    selected_env: int | None = None
+    _version: int = START
+    _sent_at: float = 0.0
+    _num_bad_messages: int = 0
+    _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _asked: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the viewer selects an env, to send its detail without delay."""
+    _code: CloseCode | None = None
+    """The close code to send; None if the viewer has already disconnected."""
+
+    async def run(self) -> None:
+        """Serve until the run ends, the viewer disconnects or the server stops."""
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._listen)
+                tasks.start_soon(self._end_when_server_stops)
+                await self._stream()
+        if self._code is not None:
+            # Bounded, because a client that does not read may never receive the close frame.
+            with anyio.move_on_after(CLOSE_GRACE_S), contextlib.suppress(WebSocketDisconnect):
+                await self._send_patch()
+                await self.websocket.close(self._code, self._code.reason)
+
+    def _end(self, code: CloseCode | None) -> None:
+        self._code = code
+        self._scope.cancel()
+
+    async def _end_when_server_stops(self) -> None:
+        await self.websocket.app.state.stopping.wait()
+        self._end(CloseCode.SERVER_STOPS)
+
+    async def _stream(self) -> None:
+        while True:
+            is_due = anyio.current_time() - self._sent_at >= HEARTBEAT_S
+            if self._version < self.feed.version or self._asked.is_set() or is_due:
+                await self._send_patch()
+            elif self.feed.is_over:
+                self._end(CloseCode.RUN_ENDED)
+            with anyio.move_on_after(PATCH_EVERY_S):
+                await self._asked.wait()
+
+    async def _send_patch(self) -> None:
+        self._asked = anyio.Event()
+        patch = self.feed.patch(self._version, time.time(), self.selected_env)
+        try:
+            await self.websocket.send_text(_ENCODER.encode(patch).decode())
+        except WebSocketDisconnect:
+            self._end(None)
+        self._version = patch.version
+        self._sent_at = anyio.current_time()
+
+    async def _listen(self) -> None:
+        while True:
+            message = await self.websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                self._end(None)
+                return
+            try:
+                text = message.get("text") or message.get("bytes") or b""
+                request = _REQUEST_DECODER.decode(text)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                self._num_bad_messages += 1
+                if self._num_bad_messages >= MAX_BAD_MESSAGES:
+                    self._end(CloseCode.TOO_MANY_BAD_MESSAGES)
+                    return
+                continue
+            self.selected_env = request.select
+            self._asked.set()

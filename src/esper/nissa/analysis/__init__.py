@@ -1,0 +1,1 @@
+"""Analysing logs: counts, profiles, order rules, baselines, comparison and validation."""

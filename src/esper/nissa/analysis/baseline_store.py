@@ -1,0 +1,177 @@
+"""Baselines: capturing one from a run, storing it, and reading both sides of a comparison."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from esper.leyline.baselines import BASELINE_FORMAT, Baseline, Provenance
+from esper.leyline.errors import UnreadableFileError, UsageError
+from esper.leyline.manifest import RunManifest
+from esper.leyline.untyped_json import readable_json
+from esper.nissa.analysis.counting import PARALLEL_BYTES
+from esper.nissa.analysis.run_profile import Scan, ScanTask, scan_log
+from esper.nissa.reading.lines import STDIN, find_logs, run_directory_of
+
+__all__ = [
+    "BASELINE_DIR",
+    "Side",
+    "capture",
+    "list_baselines",
+    "read_baseline",
+    "read_provenance",
+    "read_sides",
+    "scan_logs",
+    "write_baseline",
+]
+
+BASELINE_DIR: Final = Path("telemetry/baselines")
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a comparison: a baseline, or a run that was scanned."""
+
+    name: str
+    baseline: Baseline
+    log: Path | None
+    """None for a baseline file, which contains no events."""
+    blocks: list[str]
+
+
+def capture(path: Path) -> Baseline:
+    """Capture the baseline of a run."""
+    [log] = _only_log(path)
+    scan = scan_logs([log], with_keys=True)[0]
+    if not scan.profile.counts:
+        raise UnreadableFileError(path, "contains no events, so there is nothing to capture")
+    return _baseline(log, scan)
+
+
+def _only_log(path: Path) -> list[Path]:
+    logs = find_logs([path])
+    if len(logs) > 1:
+        raise UsageError(
+            f"{path}: contains {len(logs)} runs; name one of them, such as {logs[0].parent}"
+        )
+    return logs
+
+
+def _baseline(log: Path, scan: Scan) -> Baseline:
+    return Baseline(
+        format=BASELINE_FORMAT, provenance=read_provenance(log, scan), profile=scan.profile
+    )
+
+
+def read_provenance(log: Path, scan: Scan) -> Provenance:
+    """Return a run's provenance from its manifest, or else from its TRAINING_STARTED event."""
+    manifest = _read_manifest(log)
+    started = scan.profile.started
+    if manifest is None:
+        if started is None:
+            return Provenance()
+        return Provenance(
+            schema_version=started.schema_version,
+            esper_version=started.esper_version,
+            data_source=started.data_source,
+        )
+    return Provenance(
+        schema_version=manifest.schema_version,
+        esper_version=manifest.esper_version,
+        commit=manifest.commit,
+        data_source=manifest.data_source or (started.data_source if started else None),
+        machine_kind=manifest.machine_kind,
+        config=manifest.job.training,
+    )
+
+
+def _read_manifest(log: Path) -> RunManifest | None:
+    directory = run_directory_of(log)
+    path = None if directory is None else directory / "run.json"
+    if path is None or not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunManifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableFileError(path, f"not a run manifest: {error}") from None
+
+
+def write_baseline(baseline: Baseline, path: Path) -> None:
+    """Write a baseline as indented JSON, so that changes are readable in a review."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(readable_json(baseline))
+    except OSError as error:
+        raise UnreadableFileError(path, f"cannot be written: {error.strerror}") from None
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline file."""
+    try:
+        baseline = msgspec.json.decode(path.read_bytes(), type=Baseline)
+    except OSError as error:
+        raise UnreadableFileError(path, f"cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableFileError(
+            path, f"not a baseline: {error}; 'esper-telemetry baseline capture' creates one"
+        ) from None
+    if baseline.format != BASELINE_FORMAT:
+        raise UnreadableFileError(
+            path, f"has format {baseline.format!r}, this version reads {BASELINE_FORMAT!r}"
+        )
+    return baseline
+
+
+def list_baselines(directory: Path = BASELINE_DIR) -> dict[Path, Baseline]:
+    """Read every baseline of a directory."""
+    if not directory.is_dir():
+        raise UnreadableFileError(directory, "no such directory; baselines are stored here")
+    return {path: read_baseline(path) for path in sorted(directory.glob("*.json"))}
+
+
+def read_sides(left: Path, right: Path) -> list[Side]:
+    """Read both sides of a comparison; large runs are scanned in parallel.
+
+    Collecting key sets is the slowest part. Two runs with equal digests have equal keys, so keys
+    are collected only for runs that differ or that are compared with a baseline.
+    """
+    paths = [left, right]
+    baselines = {path: read_baseline(path) for path in paths if _is_baseline(path)}
+    logs = {path: _only_log(path)[0] for path in paths if path not in baselines}
+    distinct = list(dict.fromkeys(logs.values()))
+    scans = dict(zip(distinct, scan_logs(distinct, with_keys=bool(baselines)), strict=True))
+    if not baselines and len({scan.profile.digest for scan in scans.values()}) > 1:
+        scans = dict(zip(distinct, scan_logs(distinct, with_keys=True), strict=True))
+    return [
+        Side(name=str(path), baseline=baselines[path], log=None, blocks=[])
+        if path in baselines
+        else _scanned_side(path, logs[path], scans[logs[path]])
+        for path in paths
+    ]
+
+
+def _is_baseline(path: Path) -> bool:
+    return path.suffix == ".json" and path.is_file()
+
+
+def _scanned_side(path: Path, log: Path, scan: Scan) -> Side:
+    if not scan.profile.counts:
+        raise UnreadableFileError(path, "contains no events, so there is nothing to compare")
+    return Side(name=str(path), baseline=_baseline(log, scan), log=log, blocks=scan.blocks)
+
+
+def scan_logs(logs: Sequence[Path], *, with_keys: bool) -> list[Scan]:
+    """Scan logs; several large ones each in their own process."""
+    tasks = [ScanTask(path=str(log), with_keys=with_keys) for log in logs]
+    if len(logs) < 2 or sum(_size(log) for log in logs) < PARALLEL_BYTES:
+        return [scan_log(task) for task in tasks]
+    # Imported here because only large logs need it.
+    from esper.nissa.analysis.reading_processes import run_tasks
+
+    return run_tasks(tasks, Scan)
+
+
+def _size(log: Path) -> int:
+    if log == STDIN:
+        raise UsageError("standard input can be read only once; name a file or a run")
+    return log.stat().st_size

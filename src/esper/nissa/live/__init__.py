@@ -1,0 +1,1 @@
+"""The live tail: server, websocket sessions, access control and client."""

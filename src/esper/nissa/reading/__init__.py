@@ -1,0 +1,1 @@
+"""Reading logs: lines, foreign logs, following a file, rendering and SQL."""

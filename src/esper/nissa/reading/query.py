@@ -1,0 +1,92 @@
+"""SQL over runs: events are loaded into DuckDB, whose external access is then disabled."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from esper import __distribution__
+from esper.leyline.errors import UsageError
+from esper.nissa.reading.lines import is_compressed
+from esper.nissa.reading.sql_views import VIEWS, view_sql
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["QueryResult", "query_logs"]
+
+_COLUMNS: Final = {
+    "event_type": "VARCHAR",
+    "seq": "BIGINT",
+    "ts": "DOUBLE",
+    "run_id": "VARCHAR",
+    "group": "VARCHAR",
+    "round": "BIGINT",
+    "step": "BIGINT",
+    "env_id": "BIGINT",
+    "episode_id": "BIGINT",
+    "severity": "VARCHAR",
+    "data": "JSON",
+}
+_MAX_OBJECT_BYTES: Final = 16 << 20
+
+
+class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns and rows that a statement returned."""
+
+    columns: list[str]
+    rows: list[tuple[object, ...]]
+
+
+def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
+    """Run one statement over the events of these logs."""
+    try:
+        # Imported here because DuckDB is an optional dependency.
+        import duckdb
+    except ImportError:
+        raise UsageError(
+            f"query needs duckdb, which is not installed; pip install '{__distribution__}[query]'"
+        ) from None
+    with duckdb.connect(":memory:") as connection:
+        try:
+            _load(connection, logs)
+            # Contrary to its type annotation, execute() returns None for an empty statement.
+            cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
+            if cursor is None:
+                raise UsageError("query: the statement is empty; --views lists the available views")
+            columns = [column[0] for column in cursor.description or ()]
+            return QueryResult(columns=columns, rows=cursor.fetchall())
+        except duckdb.Error as error:
+            raise UsageError(f"query: {_one_sentence(error)}") from None
+
+
+def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None:
+    """Load the events into a table, create the views, then disable external access."""
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _COLUMNS.items())
+    connection.execute(
+        f"CREATE TABLE lines AS SELECT * FROM read_json($files, format = 'newline_delimited', "
+        f"columns = {{{columns}}}, maximum_object_size = {_MAX_OBJECT_BYTES}, "
+        f"ignore_errors = true, compression = $compression)",
+        {"files": [str(log) for log in logs], "compression": _compression(logs)},
+    )
+    for view in VIEWS.values():
+        connection.execute(view_sql(view))
+    # The user's statement may read the loaded data only: no files, no network, no extensions.
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _compression(logs: Sequence[Path]) -> str:
+    """Return the compression of all logs; DuckDB's own detection uses only the file name."""
+    kinds = {log.suffix.removeprefix(".") if is_compressed(log) else "uncompressed" for log in logs}
+    if len(kinds) > 1:
+        raise UsageError("query: all logs must be compressed in the same way")
+    kind = kinds.pop()
+    return {"gz": "gzip", "zst": "zstd"}.get(kind, "uncompressed")
+
+
+def _one_sentence(error: Exception) -> str:
+    """Return the first line of DuckDB's message, without the SQL excerpt below it."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,1 @@
+"""What a run has on disk: its directory, journals, checksummed blocks and their recovery."""

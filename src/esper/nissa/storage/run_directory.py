@@ -1,0 +1,200 @@
+"""Run directories: their names and layout, and building, writing and reading the manifest."""
+
+import importlib.metadata
+import os
+import platform
+import secrets
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Final
+
+import msgspec
+
+from esper.leyline.config import Job, ProfilerConfig
+from esper.leyline.errors import UnreadableFileError, UsageError
+from esper.leyline.manifest import RunManifest
+from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.leyline.untyped_json import readable_json
+from esper.nissa.storage.files import FileSystem, write_atomically
+from esper.version import __version__
+
+__all__ = [
+    "CHECKPOINTS_DIRECTORY",
+    "MANIFEST_FILE",
+    "build_manifest",
+    "cpu_model",
+    "create_run_directory",
+    "new_run_id",
+    "put_rounds_on_record",
+    "read_manifest",
+    "traces_directory",
+]
+
+MANIFEST_FILE: Final = "run.json"
+CHECKPOINTS_DIRECTORY: Final = "checkpoints"
+MAX_MANIFEST_BYTES: Final = 1 << 20
+RECORDED_PACKAGES: Final = ("torch", "numpy", "msgspec", "anyio", "orjson")
+
+
+def new_run_id() -> str:
+    """Return a random run id from the operating system's generator, not from a seeded one."""
+    return secrets.token_hex(4)
+
+
+def create_run_directory(
+    telemetry_dir: Path, manifest: RunManifest, *, files: FileSystem | None = None
+) -> Path:
+    """Create `<UTC time>_<run_id>/` with its manifest and an empty checkpoint directory."""
+    files = files or FileSystem()
+    stamp = datetime.fromisoformat(manifest.created).strftime("%Y%m%dT%H%M%SZ")
+    run_dir = telemetry_dir / f"{stamp}_{manifest.run_id}"
+    try:
+        files.make_directory(run_dir)
+        files.make_directory(run_dir / CHECKPOINTS_DIRECTORY)
+        _write_manifest(files, run_dir, manifest)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"{run_dir}: cannot create the run directory: {reason}; choose another location with "
+            "--telemetry-dir"
+        ) from error
+    return run_dir
+
+
+def put_rounds_on_record(
+    run_dir: Path, num_rounds: int, *, files: FileSystem | None = None
+) -> None:
+    """Update the number of rounds in a run's manifest, which a resume may change."""
+    manifest = read_manifest(run_dir)
+    if manifest.job.training.n_episodes == num_rounds:
+        return
+    training = msgspec.structs.replace(manifest.job.training, n_episodes=num_rounds)
+    job = msgspec.structs.replace(manifest.job, training=training)
+    try:
+        _write_manifest(files or FileSystem(), run_dir, msgspec.structs.replace(manifest, job=job))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"{run_dir / MANIFEST_FILE}: cannot record the new number of rounds ({num_rounds}): "
+            f"{reason}"
+        ) from error
+
+
+def _write_manifest(files: FileSystem, run_dir: Path, manifest: RunManifest) -> None:
+    write_atomically(files, run_dir / MANIFEST_FILE, readable_json(manifest))
+
+
+def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
+    """Return the directory of a run's torch traces; None if tracing is off."""
+    return run_dir / config.torch_dir if config.torch else None
+
+
+def read_manifest(run_dir: Path) -> RunManifest:
+    """Read `run.json`."""
+    path = run_dir / MANIFEST_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise UnreadableFileError(
+                path, f"not the manifest of a run: over {MAX_MANIFEST_BYTES} bytes"
+            )
+        return msgspec.json.decode(data, type=RunManifest)
+    except OSError as error:
+        raise UnreadableFileError(path, error.strerror or str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableFileError(path, f"not the manifest of a run: {error}") from None
+
+
+def build_manifest(
+    job: Job,
+    *,
+    command: str,
+    machine_kind: str,
+    data_source: str | None = None,
+    run_id: str | None = None,
+) -> RunManifest:
+    """Build the manifest of a run on this machine.
+
+    Args:
+        job: the configuration of the run.
+        command: the controller that makes the decisions.
+        machine_kind: machines of the same kind produce bit-identical runs; from the engine.
+        data_source: where the data came from, if already known.
+        run_id: the id of the run; None generates one.
+    """
+    return RunManifest(
+        run_id=run_id or new_run_id(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        esper_version=__version__,
+        schema_version=SCHEMA_VERSION,
+        command=command,
+        job=_without_private_parts(job),
+        versions=_package_versions(),
+        commit=_source_commit(),
+        cpu_model=cpu_model(),
+        num_cores=os.cpu_count() or 1,
+        machine_kind=machine_kind,
+        data_source=data_source,
+    )
+
+
+def _without_private_parts(job: Job) -> Job:
+    """Shorten paths to their last component; remove the token and the server's address."""
+    run = job.run
+    profiler = msgspec.structs.replace(run.profiler, torch_dir=_last_part(run.profiler.torch_dir))
+    return msgspec.structs.replace(
+        job,
+        run=msgspec.structs.replace(
+            run,
+            telemetry_dir=_last_part(run.telemetry_dir),
+            data_dir=None if run.data_dir is None else _last_part(run.data_dir),
+            save_path=None if run.save_path is None else _last_part(run.save_path),
+            resume_path=None if run.resume_path is None else _last_part(run.resume_path),
+            profiler=profiler,
+            serve=None,
+            serve_token=None,
+        ),
+    )
+
+
+def _last_part(path: str) -> str:
+    return PurePath(path).name
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in RECORDED_PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _source_commit() -> str | None:
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def cpu_model() -> str:
+    """Return the processor's model name."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line)
+    return next(names, platform.machine())

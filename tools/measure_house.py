@@ -1,0 +1,280 @@
+"""Measure the source against the limits that the house has set itself.
+
+Usage: python -m tools.measure_house
+
+Prints each figure beside its limit, and what exceeds it; exits with 1 if a limit is exceeded.
+
+- Internal imports: distinct modules of Esper that a module names in an import, at any depth, in
+  functions and under TYPE_CHECKING too.
+- Sizes: lines of a function without its signature and docstring; lines of a module.
+- Cycles: groups of modules that reach each other by imports, those in functions included. What
+  stands under TYPE_CHECKING is never imported and does not count, and that a module imports the
+  packages that it lies in does not either.
+- One decision: distinct modules on the stack from `Control.decide` to the controller's choice on
+  the control thread, and from `EnvGroup.apply` to `SeedSlot.germinate` on the lane's thread. The
+  modules that carry any call from the trainer's loop to a thread are named apart.
+- One event: calls on the stack from `VectorizedPPOTrainer.publish` to `Inbox.put` on the event
+  loop, and from `Writer._run` to `FileSystem.write` on the writer's thread, for an event of a step.
+- Tests: modules with code to run, and neither `tests/<package>/test_<module>.py` nor a row in
+  `TESTED_BY`.
+
+The two ways are taken from the stacks of a real tiny run; see `tools/call_walks.py`.
+"""
+
+import ast
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from tools.call_walks import Leg, Stack, longest, modules_of, record_stacks
+from tools.source_modules import (
+    ROOT,
+    SOURCE_ROOT,
+    SourceModule,
+    body_lines,
+    body_statements,
+    source_modules,
+)
+
+MAX_INTERNAL_IMPORTS: Final = 20
+MAX_FUNCTION_LINES: Final = 60
+MAX_MODULE_LINES: Final = 800
+MAX_DECISION_MODULES: Final = 8
+MAX_EVENT_CALLS: Final = 12
+NUM_SHOWN: Final = 5
+"""How many of the largest figures are shown where none exceeds its limit."""
+
+_TRAINER: Final = "esper.simic.training.vectorized_trainer:VectorizedPPOTrainer"
+_WORK: Final = "esper.tolaria.lanes:Lane._work"
+_DECIDE: Final = "esper.simic.training.control:Control.decide"
+_APPLY: Final = "esper.tolaria.engine:EnvGroup.apply"
+
+DECISION: Final = (
+    Leg(_DECIDE, "esper.simic.training.policy_controller:PolicyController.choose"),
+    Leg(_APPLY, "esper.kasmina.slot:SeedSlot.germinate"),
+)
+CARRIERS: Final = (
+    Leg(f"{_TRAINER}.run", "esper.simic.training.step:ControlThread.decide"),
+    Leg(_WORK, _DECIDE),
+    Leg(f"{_TRAINER}.run", "esper.tolaria.engine:LaneEngine.apply"),
+    Leg(_WORK, _APPLY),
+)
+EVENT: Final = (
+    Leg(f"{_TRAINER}.publish", "esper.nissa.bus.inbox:Inbox.put"),
+    Leg("esper.nissa.bus.writer:Writer._run", "esper.nissa.storage.files:FileSystem.write"),
+)
+
+TESTED_BY: Final[Mapping[str, str]] = {
+    "__init__.py": "tests/test_import_isolation.py",
+    "simic/__init__.py": "tests/test_import_isolation.py",
+    "kasmina/blueprints/cnn.py": "tests/kasmina/blueprints/test_registry.py",
+    "kasmina/blueprints/seed.py": "tests/kasmina/blueprints/test_registry.py",
+    "kasmina/blueprints/transformer.py": "tests/kasmina/blueprints/test_registry.py",
+    "leyline/alpha.py": "tests/kasmina/test_alpha_controller.py",
+    "runtime/sources.py": "tests/runtime/test_loaders.py",
+    "simic/evaluation/arm_run.py": "tests/simic/evaluation/test_compare.py",
+    "simic/evaluation/arms.py": "tests/simic/evaluation/test_compare.py",
+    "simic/evaluation/evaluation_round.py": "tests/simic/evaluation/test_evaluate.py",
+    "simic/evaluation/summary.py": "tests/simic/evaluation/test_compare.py",
+    "simic/rewards/costs.py": "tests/simic/rewards/test_contribution.py",
+    "simic/rewards/scheme.py": "tests/simic/rewards/test_shaping.py",
+    "simic/telemetry/step_events.py": "tests/simic/training/test_producers.py",
+    "simic/training/run.py": "tests/simic/training/test_resuming.py",
+    "simic/training/run_setup.py": "tests/simic/training/test_seams.py",
+    "simic/training/worker_assembly.py": "tests/simic/training/test_seams.py",
+    "simic/training/vectorized.py": "tests/integration/test_simic_entry_point.py",
+    "tolaria/containment.py": "tests/tolaria/test_engine.py",
+    "tolaria/stopping.py": "tests/tolaria/test_lanes.py",
+}
+"""Modules, below `src/esper`, that are tested together with what uses them."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure, the most that it may be, and what it is made of."""
+
+    name: str
+    value: int
+    limit: int
+    details: tuple[str, ...] = ()
+
+    @property
+    def is_met(self) -> bool:
+        """Check whether the figure is within its limit."""
+        return self.value <= self.limit
+
+    def __str__(self) -> str:
+        verdict = "met" if self.is_met else "MISSED"
+        head = f"{verdict:<7}{self.name}: {self.value} (limit {self.limit})"
+        return "\n".join([head, *(f"         {detail}" for detail in self.details)])
+
+
+def main() -> int:
+    """Print the measures and return 1 if one of them is missed."""
+    if sys.argv[1:]:
+        print(__doc__, file=sys.stderr)
+        return 2
+    modules = source_modules()
+    measures = [
+        *static_measures(modules),
+        untested_measure(modules, ROOT, TESTED_BY),
+        *walk_measures(stacks_of_a_tiny_run()),
+    ]
+    for measure in measures:
+        print(measure)
+    return 0 if all(measure.is_met for measure in measures) else 1
+
+
+def static_measures(modules: Sequence[SourceModule]) -> Iterator[Measure]:
+    """Yield what is measured on the text of the modules alone."""
+    counts = {name: len(targets) for name, targets in import_graph(modules).items()}
+    yield _largest("internal imports of a module", counts, MAX_INTERNAL_IMPORTS)
+    yield _largest("lines of a function", function_sizes(modules), MAX_FUNCTION_LINES)
+    sizes = {module.name: module.num_lines for module in modules}
+    yield _largest("lines of a module", sizes, MAX_MODULE_LINES)
+    cycles = import_cycles(import_graph(modules, is_type_checking_included=False))
+    details = tuple(" <-> ".join(cycle) for cycle in cycles)
+    yield Measure("import cycles", len(cycles), 0, details)
+
+
+def import_graph(
+    modules: Sequence[SourceModule], *, is_type_checking_included: bool = True
+) -> dict[str, frozenset[str]]:
+    """Return the modules that each module imports, at any depth."""
+    names = {module.name for module in modules}
+    graph: dict[str, frozenset[str]] = {}
+    for module in modules:
+        skipped = frozenset() if is_type_checking_included else _type_checking_lines(module)
+        targets = {
+            _module_named(imported, names)
+            for line, imported in module.imported_names()
+            if line not in skipped
+        }
+        graph[module.name] = frozenset(
+            target for target in targets if target is not None and target != module.name
+        )
+    return graph
+
+
+def import_cycles(graph: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """Return the groups of modules that reach each other, each in alphabetical order."""
+    reached = {name: _reached(graph, name) for name in graph}
+    groups = {
+        tuple(sorted({name, *(other for other in reached[name] if name in reached[other])}))
+        for name in graph
+        if name in reached[name]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def function_sizes(modules: Sequence[SourceModule]) -> dict[str, int]:
+    """Return the lines of every function, by place and name."""
+    return {
+        f"{module.name}:{function.lineno} {function.name}": body_lines(function)
+        for module in modules
+        for function in module.functions()
+    }
+
+
+def untested_measure(
+    modules: Sequence[SourceModule], root: Path, tested_by: Mapping[str, str]
+) -> Measure:
+    """Measure how many modules have code to run and no test file, in a project's root."""
+    missing = []
+    for module in modules:
+        path = module.path.relative_to(module.root)
+        mirror = root / "tests" / path.parent / f"test_{path.name}"
+        named = tested_by.get(path.as_posix())
+        is_tested = mirror.is_file() or (named is not None and (root / named).is_file())
+        if has_code_to_run(module) and not is_tested:
+            missing.append(path.as_posix())
+    return Measure("modules without a test file", len(missing), 0, tuple(missing))
+
+
+def has_code_to_run(module: SourceModule) -> bool:
+    """Check for a function with a body: declarations and protocols have none."""
+    return any(not _is_empty(function) for function in module.functions())
+
+
+def walk_measures(stacks: set[Stack]) -> Iterator[Measure]:
+    """Yield the figures of the two ways that were recorded."""
+    ways = [longest(stacks, leg) for leg in DECISION]
+    counted = modules_of(ways)
+    carriers = modules_of(longest(stacks, leg)[:-1] for leg in CARRIERS)
+    others = [name for name in carriers if name not in counted]
+    yield Measure(
+        "modules from a decision to its effect",
+        len(counted),
+        MAX_DECISION_MODULES,
+        (*counted, *(f"carried by {name} (not counted)" for name in others)),
+    )
+    calls = [call for leg in EVENT for call in longest(stacks, leg)]
+    yield Measure(
+        "calls from an event's producer to the disk",
+        len(calls),
+        MAX_EVENT_CALLS,
+        tuple(str(call) for call in calls),
+    )
+
+
+def stacks_of_a_tiny_run() -> set[Stack]:
+    """Train a tiny task for a round and return the stacks at the ends of all legs."""
+    # Imported here: the other measures need no torch.
+    from tools.soak.schedules import tiny_run
+    from tools.soak.tiny import IMAGES
+
+    ends = {leg.end for leg in (*DECISION, *CARRIERS, *EVENT)}
+    with tempfile.TemporaryDirectory() as folder:
+        run = partial(tiny_run, Path(folder), IMAGES, lanes=1, n_envs=2)
+        return record_stacks(run, package=SOURCE_ROOT.name, ends=ends)
+
+
+def _largest(name: str, values: Mapping[str, int], limit: int) -> Measure:
+    """Measure the largest of several values; show those beyond the limit, or else the first few."""
+    ranked = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+    beyond = [item for item in ranked if item[1] > limit]
+    details = tuple(f"{value:>4} {key}" for key, value in beyond or ranked[:NUM_SHOWN])
+    return Measure(name, ranked[0][1] if ranked else 0, limit, details)
+
+
+def _module_named(imported: str, names: set[str]) -> str | None:
+    """Return the module that an imported name is, or is a name of; None for other libraries."""
+    owner = imported.rpartition(".")[0]
+    return next((name for name in (imported, owner) if name in names), None)
+
+
+def _type_checking_lines(module: SourceModule) -> frozenset[int]:
+    return frozenset(
+        inner.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+        if isinstance(inner, ast.Import | ast.ImportFrom)
+    )
+
+
+def _reached(graph: Mapping[str, frozenset[str]], start: str) -> set[str]:
+    """Return everything that can be reached from a module by at least one import."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = graph[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _is_empty(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return all(
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        for statement in body_statements(function)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
