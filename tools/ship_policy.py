@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from esper.leyline.config import RunOptions
-from esper.simic.training.checkpoint_store import encode_checkpoint
-from esper.simic.training.resuming import load_run
+from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint
+from esper.simic.training.checkpoints.resuming import load_run
 
 __all__ = ["main"]
 

@@ -17,6 +17,6 @@ __distribution__ = "esper-grow"
 def load_grown(path: Path | str) -> "nn.Module":
     """Load a network that Esper has grown, ready to use: an ordinary module in evaluation mode."""
     # torch takes seconds to load, and most of what imports this package does without it.
-    from esper.simic.training import grown
+    from esper.simic.training.checkpoints import grown
 
     return grown.load_grown(path)

@@ -26,7 +26,7 @@ from tools.soak.tiny import IMAGES
 
 from esper.leyline.errors import UnreadableFileError
 from esper.scripts.train import main
-from esper.simic.training.checkpoint_store import encode_checkpoint, read_checkpoint
+from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint, read_checkpoint
 
 MAX_GROWTH_BYTES = 64 << 20
 NUM_TIMES = 60

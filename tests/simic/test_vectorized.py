@@ -22,7 +22,7 @@ from esper.simic.agent import ppo_update
 from esper.simic.agent.ppo_metrics import PPOMetrics, ppo_update_event
 from esper.simic.seed_management import aggregate_ppo_metrics, run_ppo_updates
 from esper.simic.training import policy_controller
-from esper.simic.training.checkpoint_store import read_checkpoint
+from esper.simic.training.checkpoints.checkpoint_store import read_checkpoint
 
 SHAPE = {"n_envs": 4, "max_epochs": 6, "n_episodes": 2, "lstm_hidden_dim": 32}
 UNHINDERED = {**SHAPE, "target_kl": None}

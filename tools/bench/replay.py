@@ -12,7 +12,7 @@ from esper.kasmina.counterfactual import NOTHING_OFF
 from esper.kasmina.seed import SeedState
 from esper.leyline.attribution import Ablation
 from esper.leyline.messages import EnvEvidence
-from esper.simic.training import worker_assembly
+from esper.simic.training.assembly import worker_assembly
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.run_result import TrainingResult

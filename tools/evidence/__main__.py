@@ -16,8 +16,8 @@ from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
 from esper.scripts.train import main as esper_train
-from esper.simic.training.resuming import load_run, run_directory_of
-from esper.simic.training.run_setup import load_data
+from esper.simic.training.assembly.run_setup import load_data
+from esper.simic.training.checkpoints.resuming import load_run, run_directory_of
 from esper.tolaria.stopping import StopFlag
 from tools.evidence.document import write_document
 from tools.evidence.pictures import take_pictures

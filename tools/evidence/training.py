@@ -16,7 +16,7 @@ from typing import NamedTuple
 from esper.leyline.errors import ExitCode, UnreadableFileError
 from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY, read_manifest
-from esper.simic.training.checkpoint_store import CheckpointStore
+from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 
 __all__ = ["Course", "latest_checkpoint", "runs_directory", "train_all"]
 

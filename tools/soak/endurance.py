@@ -19,7 +19,7 @@ from tools.soak.tiny import IMAGES, register_tiny_tasks
 from esper.leyline.errors import InterruptedRunError
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
-from esper.simic.training.checkpointer import Checkpointer
+from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.vectorized import run_job
 
 QUICK_S, FULL_S = 20.0, 1_800.0

@@ -10,7 +10,7 @@ import torch
 from esper.nissa.analysis.normalizing import normal_form
 from esper.nissa.storage.journal import EVENTS_FILE
 from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY
-from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
+from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore, read_checkpoint
 
 VOLATILE_KEYS = frozenset({"duration_s", "num_bytes", "job", "run_id"})
 """Checkpoint fields that depend on clocks, sizes, paths and names."""

@@ -28,7 +28,7 @@ from esper.nissa.storage.run_directory import MANIFEST_FILE, read_manifest
 from esper.runtime.formats import read_idx
 from esper.runtime.tasks import all_tasks
 from esper.scripts.telemetry import main as telemetry_main
-from esper.simic.training.checkpoint_store import encode_checkpoint, read_checkpoint
+from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint, read_checkpoint
 
 QUICK_INPUTS, FULL_INPUTS = 3_000, 100_000
 MAX_GROWTH_KIB = 48 << 10

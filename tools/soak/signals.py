@@ -17,7 +17,7 @@ from tools.soak.kills import Whole, random_moment, whole_run
 from esper.leyline.errors import ExitCode
 from esper.nissa.analysis.validation import validate_run
 from esper.nissa.storage.journal import EVENTS_FILE
-from esper.simic.training.resuming import load_run
+from esper.simic.training.checkpoints.resuming import load_run
 
 QUICK_STOPS, FULL_STOPS = 10, 200
 DEEDS = (Deed.INTERRUPT, Deed.TERMINATE)

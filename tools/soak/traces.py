@@ -18,8 +18,8 @@ from tools.soak.tiny import IMAGES
 from esper.nissa.storage.files import FileSystem
 from esper.nissa.storage.journal import EVENTS_FILE, cut_back, open_journal
 from esper.nissa.storage.run_directory import MANIFEST_FILE
-from esper.simic.training.checkpoint_store import read_checkpoint
-from esper.simic.training.resuming import load_run
+from esper.simic.training.checkpoints.checkpoint_store import read_checkpoint
+from esper.simic.training.checkpoints.resuming import load_run
 
 QUICK_STRIDE = 4
 """The quick form checks every fourth prefix."""

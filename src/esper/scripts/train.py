@@ -74,7 +74,7 @@ def _build_parser() -> ArgumentParser:
 def _train(controller: str, arguments: Namespace) -> int:
     # Imported here because both load torch, which parsing and --help must not.
     from esper.simic.training import vectorized
-    from esper.simic.training.resuming import resolve_job
+    from esper.simic.training.checkpoints.resuming import resolve_job
 
     layers = layers_from(arguments)
     # With --json, stdout carries only the JSON; progress goes to stderr.

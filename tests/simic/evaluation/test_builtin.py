@@ -14,7 +14,7 @@ from esper.leyline.tasks import preset_named
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import materialize_policy_digest, parse_arms
 from esper.simic.evaluation.builtin import builtin_policies, checkpoint_at
-from esper.simic.training.resuming import load_run
+from esper.simic.training.checkpoints.resuming import load_run
 from esper.tolaria.stopping import StopFlag
 from tools import ship_policy
 

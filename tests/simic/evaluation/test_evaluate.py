@@ -33,7 +33,8 @@ from esper.runtime.tasks import load_dataset
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.evaluation.evaluate import evaluate_controller, evaluate_policy
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
-from esper.simic.training import policy_controller, run_setup, worker_assembly
+from esper.simic.training import policy_controller
+from esper.simic.training.assembly import run_setup, worker_assembly
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.run_result import TrainingResult
 

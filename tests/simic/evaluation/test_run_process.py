@@ -22,7 +22,7 @@ from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import Arm, parse_arms
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.run_process import RunProcess, run_processes
-from esper.simic.training.machine import one_thread_per_worker
+from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.tolaria.stopping import StopFlag
 
 ARMS = ("wait", "random")

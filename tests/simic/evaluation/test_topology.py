@@ -23,12 +23,12 @@ from esper.simic.evaluation.topology import (
     seeds_in,
 )
 from esper.simic.telemetry.emitters import topology_manifest
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.run_setup import prepare_run
+from esper.simic.training.assembly.worker_assembly import build_work
 from esper.simic.training.batch_ops import loss_and_correct
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.parts import RunParts
-from esper.simic.training.run_setup import prepare_run
-from esper.simic.training.worker_assembly import build_work
 from esper.tolaria.stopping import StopFlag
 
 SLOT = "r0c0"

@@ -16,7 +16,7 @@ from esper.nissa.storage.journal import EVENTS_FILE, OPERATIONAL_FILE
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import all_tasks, register_task
-from esper.simic.training.checkpoint_store import read_checkpoint
+from esper.simic.training.checkpoints.checkpoint_store import read_checkpoint
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.vectorized import run_job
 

@@ -10,7 +10,8 @@ from tests.simic.training.syncs import counted_reads
 
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
-from esper.simic.training import control_assembly, vectorized, worker_assembly
+from esper.simic.training import vectorized
+from esper.simic.training.assembly import control_assembly, worker_assembly
 from esper.simic.training.control import Control
 from esper.simic.training.env_work import TrainingWork
 

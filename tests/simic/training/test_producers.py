@@ -29,7 +29,8 @@ from esper.leyline.stages import Stage
 from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, Severity
 from esper.simic import seed_management
 from esper.simic.telemetry import emitters, step_events
-from esper.simic.training import batch_ops, reporter, run_setup
+from esper.simic.training import batch_ops, reporter
+from esper.simic.training.assembly import run_setup
 from esper.tolaria.fences import MemoryStats, RecordingFence
 
 ANOMALIES = {

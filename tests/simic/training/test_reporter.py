@@ -13,9 +13,9 @@ from esper.leyline.telemetry import EventType
 from esper.nissa.bus.recording_hub import RecordingHub
 from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.phases import PhaseProfiler
+from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import RoundResult
 from esper.simic.training.reporter import Reporter, RoundFigures
-from esper.simic.training.run_state import RunState
 
 TRENDS = (
     EventType.PLATEAU_DETECTED,

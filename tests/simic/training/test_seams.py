@@ -20,12 +20,12 @@ from esper.runtime.batches import SharedBatchIterator
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import RewardNormalizer
 from esper.simic.training import vectorized
-from esper.simic.training.parts import RunParts
-from esper.simic.training.resuming import load_run
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.run_setup import prepare_run
+from esper.simic.training.assembly.worker_assembly import build_work
+from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.run_result import TrainingResult
-from esper.simic.training.run_setup import prepare_run
 from esper.simic.training.vectorized import run_job
-from esper.simic.training.worker_assembly import build_work
 from esper.tolaria.fences import RecordingFence
 from esper.tolaria.stopping import StopFlag
 

@@ -12,8 +12,8 @@ from esper.leyline.telemetry import Event, EventType
 from esper.nissa.bus.recording_hub import RecordingHub
 from esper.runtime.tasks import all_tasks
 from esper.simic.training import vectorized
+from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.resuming import load_run
 from esper.simic.training.vectorized import run_job
 
 

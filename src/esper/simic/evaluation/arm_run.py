@@ -21,13 +21,13 @@ from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
 from esper.simic.evaluation.topology import FlopMeter, StaticWork, seeds_in
-from esper.simic.training.checkpointer import LoadedRun
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
+from esper.simic.training.assembly.worker_assembly import build_work
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.event_loop import run_event_loop
-from esper.simic.training.parts import RunParts
 from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.run_setup import RunSetup, prepare_run
-from esper.simic.training.worker_assembly import build_work
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["run_arm"]

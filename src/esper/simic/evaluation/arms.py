@@ -13,8 +13,8 @@ from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.evaluation.recorded import last_recorded
-from esper.simic.training.checkpointer import LoadedRun
-from esper.simic.training.resuming import load_run
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.resuming import load_run
 
 __all__ = ["BASELINES", "STATIC", "Arm", "materialize_policy_digest", "parse_arms"]
 

@@ -20,14 +20,14 @@ from esper.leyline.jobs import merge_job
 from esper.leyline.reports import EpisodeStatus
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.evaluation_round import EvaluationRound, GrownNetwork, evaluate_round
-from esper.simic.training.checkpointer import LoadedRun
+from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.grown import save_grown
+from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.event_loop import run_event_loop
-from esper.simic.training.grown import save_grown
-from esper.simic.training.machine import one_thread_per_worker, warm_up_math
-from esper.simic.training.parts import RunParts
 from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.resuming import load_run
-from esper.simic.training.run_setup import RunSetup, prepare_run
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["evaluate_controller", "evaluate_policy"]

@@ -10,13 +10,13 @@ from esper.leyline.payloads import LaneStalled, TopologyManifestRecorded
 from esper.leyline.reports import EpisodeRecord
 from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.telemetry.phases import PhaseProfiler
-from esper.simic.training.control_assembly import build_control, build_watchdog
+from esper.simic.training.assembly.control_assembly import build_control, build_watchdog
+from esper.simic.training.assembly.run_setup import RunSetup, grown_header
+from esper.simic.training.assembly.worker_assembly import build_engine
+from esper.simic.training.checkpoints.grown import GrownHeader
+from esper.simic.training.checkpoints.run_state import best_env_of
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.grown import GrownHeader
-from esper.simic.training.run_setup import RunSetup, grown_header
-from esper.simic.training.run_state import best_env_of
 from esper.simic.training.step import ControlThread, StepResult, run_step
-from esper.simic.training.worker_assembly import build_engine
 from esper.tolaria.engine import Engine
 from esper.tolaria.supervisor import supervise
 

@@ -22,13 +22,13 @@ from esper.leyline.errors import ContractError, EsperError, ExitCode, RunFailedE
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import Arm, parse_arms
-from esper.simic.training.machine import (
+from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
     return_free_memory,
     share_one_heap,
     warm_up_math,
 )
-from esper.simic.training.run_setup import load_data
+from esper.simic.training.assembly.run_setup import load_data
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["RunProcess", "main", "run_processes"]

@@ -24,6 +24,7 @@ from esper.simic.training.batch_ops import (
     process_train_batch,
     process_val_batch,
 )
+from esper.simic.training.checkpoints.grown import materialize_grown_state
 from esper.simic.training.counterfactual_eval import (
     build_ablation_plan,
     coalitions_of,
@@ -31,7 +32,6 @@ from esper.simic.training.counterfactual_eval import (
     process_fused_val_batch,
 )
 from esper.simic.training.env_factory import EnvFactoryContext, create_env_state
-from esper.simic.training.grown import materialize_grown_state
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.masks import ActionMasker
 from esper.tamiyo.tracker import Measurement

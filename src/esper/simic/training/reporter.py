@@ -36,8 +36,8 @@ from esper.simic.telemetry.emitters import (
 )
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.telemetry.step_events import StepRules, step_events
+from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import RoundResult
-from esper.simic.training.run_state import RunState
 from esper.tolaria.fences import MemoryStats
 
 __all__ = ["Reporter", "RoundFigures"]

@@ -14,23 +14,27 @@ from esper.nissa.storage.run_directory import (
     traces_directory,
 )
 from esper.simic.telemetry.traces import prepare_tracing
-from esper.simic.training.checkpointer import LoadedRun
-from esper.simic.training.control_assembly import build_control, build_watchdog, started_event
-from esper.simic.training.event_loop import run_event_loop
-from esper.simic.training.machine import (
+from esper.simic.training.assembly.control_assembly import (
+    build_control,
+    build_watchdog,
+    started_event,
+)
+from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
     return_free_memory,
     share_one_heap,
     warm_up_math,
 )
-from esper.simic.training.parts import RunParts
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
+from esper.simic.training.assembly.trainer_assembly import build_trainer
+from esper.simic.training.assembly.worker_assembly import build_engine
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.run_state import RunState
+from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.run_opening import command_for, open_run_directory
 from esper.simic.training.run_result import TrainingResult
-from esper.simic.training.run_setup import RunSetup, prepare_run
-from esper.simic.training.run_state import RunState
 from esper.simic.training.step import ControlThread
-from esper.simic.training.trainer_assembly import build_trainer
-from esper.simic.training.worker_assembly import build_engine
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals, supervise
 

@@ -7,10 +7,10 @@ from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
 from esper.leyline.payloads import CheckpointLoaded
 from esper.nissa.storage.run_directory import build_manifest, create_run_directory
-from esper.simic.training.checkpointer import LoadedRun
-from esper.simic.training.machine import compile_mode_for, machine_kind
-from esper.simic.training.resuming import check_resumable, reopen_run
-from esper.simic.training.run_setup import RunSetup
+from esper.simic.training.assembly.machine import compile_mode_for, machine_kind
+from esper.simic.training.assembly.run_setup import RunSetup
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.resuming import check_resumable, reopen_run
 
 __all__ = ["POLICY_COMMAND", "command_for", "open_run_directory"]
 

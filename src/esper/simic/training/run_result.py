@@ -5,7 +5,7 @@ from pathlib import Path
 
 from esper.leyline.reports import BatchSummary
 from esper.simic.agent.ppo_agent import PPOAgent
-from esper.simic.training.run_state import RunState
+from esper.simic.training.checkpoints.run_state import RunState
 
 __all__ = ["TrainingHistory", "TrainingResult"]
 

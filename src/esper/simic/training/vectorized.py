@@ -25,8 +25,8 @@ from esper.simic.telemetry.gradients import (
 )
 from esper.simic.training import run
 from esper.simic.training.arguments import DEFAULTS, layer_from_arguments
-from esper.simic.training.parts import RunParts
-from esper.simic.training.resuming import resolve_job
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.checkpoints.resuming import resolve_job
 from esper.simic.training.run import RunJobOptions
 from esper.simic.training.run_opening import POLICY_COMMAND
 from esper.simic.training.run_result import TrainingHistory, TrainingResult

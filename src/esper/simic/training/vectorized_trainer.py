@@ -36,10 +36,10 @@ from esper.simic.telemetry.anomaly import (
     note_skipped_update,
 )
 from esper.simic.telemetry.traces import StepTracer
-from esper.simic.training.checkpointer import Checkpointer
+from esper.simic.training.checkpoints.checkpointer import Checkpointer
+from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import RoundResult
 from esper.simic.training.reporter import Reporter, RoundFigures
-from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread, StepResult, run_step
 from esper.tolaria.engine import Engine

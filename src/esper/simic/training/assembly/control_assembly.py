@@ -9,12 +9,12 @@ import torch
 from esper.leyline.payloads import LaneStalled, TrainingStarted
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.simic.rewards.scheme import scheme_of
+from esper.simic.training.assembly.machine import num_lanes_for
+from esper.simic.training.assembly.run_setup import RunSetup, amp_dtype
+from esper.simic.training.assembly.worker_assembly import env_context
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import build_model
-from esper.simic.training.machine import num_lanes_for
-from esper.simic.training.run_setup import RunSetup, amp_dtype
 from esper.simic.training.step import ControlThread
-from esper.simic.training.worker_assembly import env_context
 from esper.tamiyo.features import FeatureExtractor
 from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.engine import LaneEngine

@@ -17,8 +17,8 @@ from esper.nissa.storage.run_directory import (
     read_manifest,
 )
 from esper.runtime.tasks import all_tasks
-from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
-from esper.simic.training.checkpointer import CheckpointHeader, LoadedRun
+from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore, read_checkpoint
+from esper.simic.training.checkpoints.checkpointer import CheckpointHeader, LoadedRun
 
 __all__ = [
     "check_resumable",

@@ -9,11 +9,11 @@ from tests.simic.training.runs import tiny_job
 from esper.leyline.errors import TelemetryLostError
 from esper.leyline.payloads import RunFinished
 from esper.nissa.bus.recording_hub import RecordingHub
-from esper.simic.training.checkpoint_store import CheckpointStore
-from esper.simic.training.checkpointer import Checkpointer
-from esper.simic.training.grown import GrownHeader, GrownWriter
-from esper.simic.training.resuming import load_run
-from esper.simic.training.run_state import RunState
+from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
+from esper.simic.training.checkpoints.checkpointer import Checkpointer
+from esper.simic.training.checkpoints.grown import GrownHeader, GrownWriter
+from esper.simic.training.checkpoints.resuming import load_run
+from esper.simic.training.checkpoints.run_state import RunState
 
 FINISHED = RunFinished(
     status="completed",

@@ -10,9 +10,9 @@ from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import ppo_config_from
 from esper.simic.normalizers import ObservationNormalizer
 from esper.simic.seed_management import calculate_entropy_anneal_steps
-from esper.simic.training.checkpointer import LoadedRun
-from esper.simic.training.machine import compile_mode_for
-from esper.simic.training.parts import RunParts
+from esper.simic.training.assembly.machine import compile_mode_for
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.baselines import (
     PeriodicController,

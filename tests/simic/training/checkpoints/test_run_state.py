@@ -15,7 +15,7 @@ from esper.leyline.reports import BatchSummary, EpisodeRecord, EpisodeStatus
 from esper.simic.seed_management import Escalation
 from esper.simic.telemetry.anomaly import AnomalyState
 from esper.simic.telemetry.scoreboard import Scoreboard
-from esper.simic.training.run_state import HISTORY_ROUNDS, ROLLING_ROUNDS, RunState
+from esper.simic.training.checkpoints.run_state import HISTORY_ROUNDS, ROLLING_ROUNDS, RunState
 
 
 def episode(loss: float | None, status: EpisodeStatus = EpisodeStatus.TIMEOUT) -> EpisodeRecord:

@@ -5,7 +5,7 @@ import math
 from tests.builders.messages import env_evidence, make_signals
 
 from esper.leyline.messages import EnvEvidence, Panic, PanicReason, StepEvidence
-from esper.simic.training.run_state import BestEnv, best_env_of
+from esper.simic.training.checkpoints.run_state import BestEnv, best_env_of
 
 
 def evidence_of(*measured: tuple[float, float] | None, panicked: int | None = None) -> StepEvidence:

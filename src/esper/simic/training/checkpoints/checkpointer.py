@@ -13,14 +13,14 @@ from esper.leyline.payloads import CheckpointSaved
 from esper.leyline.reports import BatchSummary
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa.bus.hub import Hub
-from esper.simic.training.checkpoint_store import (
+from esper.simic.training.checkpoints.checkpoint_store import (
     CheckpointStore,
     SavedCheckpoint,
     encode_checkpoint,
 )
-from esper.simic.training.grown import GrownWriter
+from esper.simic.training.checkpoints.grown import GrownWriter
+from esper.simic.training.checkpoints.run_state import BestEnv, RunState, best_env_of
 from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.run_state import BestEnv, RunState, best_env_of
 
 __all__ = ["CheckpointHeader", "Checkpointer", "LoadedRun"]
 

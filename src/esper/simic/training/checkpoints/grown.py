@@ -21,7 +21,7 @@ from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import HostSpec
 from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.runtime.tasks import registered_task
-from esper.simic.training.checkpoint_store import read_tensors
+from esper.simic.training.checkpoints.checkpoint_store import read_tensors
 from esper.version import __version__
 
 __all__ = [

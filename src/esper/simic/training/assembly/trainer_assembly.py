@@ -8,14 +8,14 @@ from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY, traces_dire
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.telemetry.step_events import StepRules
 from esper.simic.telemetry.traces import StepTracer
-from esper.simic.training.checkpoint_store import CheckpointStore
-from esper.simic.training.checkpointer import Checkpointer
-from esper.simic.training.grown import GrownWriter
+from esper.simic.training.assembly.run_setup import RunSetup, grown_header
+from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
+from esper.simic.training.checkpoints.checkpointer import Checkpointer
+from esper.simic.training.checkpoints.grown import GrownWriter
+from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter
 from esper.simic.training.reward_ledger import rollback_penalty
-from esper.simic.training.run_setup import RunSetup, grown_header
-from esper.simic.training.run_state import RunState
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer

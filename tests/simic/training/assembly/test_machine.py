@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from esper.simic.training.machine import return_free_memory, share_one_heap
+from esper.simic.training.assembly.machine import return_free_memory, share_one_heap
 
 M_ARENA_MAX = -8
 

@@ -35,17 +35,17 @@ from esper.leyline.errors import (
 from esper.leyline.telemetry import EventType
 from esper.nissa.storage.journal import EVENTS_FILE
 from esper.nissa.storage.run_directory import read_manifest
-from esper.simic.training import trainer_assembly, worker_assembly
-from esper.simic.training.checkpoint_store import CheckpointStore, read_checkpoint
-from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.resuming import (
+from esper.simic.training.assembly import trainer_assembly, worker_assembly
+from esper.simic.training.assembly.trainer_assembly import GROWN_FILE
+from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore, read_checkpoint
+from esper.simic.training.checkpoints.resuming import (
     check_resumable,
     find_latest,
     load_run,
     run_directory_of,
 )
-from esper.simic.training.run_state import RunState
-from esper.simic.training.trainer_assembly import GROWN_FILE
+from esper.simic.training.checkpoints.run_state import RunState
+from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.vectorized import run_job
 
 ROUNDS = 3

@@ -15,10 +15,10 @@ from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmen
 from esper.runtime.datasets import Part, TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
-from esper.simic.training.checkpointer import LoadedRun
-from esper.simic.training.controllers import build_controller
-from esper.simic.training.grown import GrownHeader
-from esper.simic.training.parts import RunParts
+from esper.simic.training.assembly.controllers import build_controller
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.grown import GrownHeader
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.protocol import Controller
 from esper.tolaria.devices import resolve_device, resolve_env_devices

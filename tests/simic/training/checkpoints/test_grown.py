@@ -20,15 +20,15 @@ from esper.leyline.stages import Stage
 from esper.leyline.tasks import HostSpec
 from esper.runtime import tasks
 from esper.runtime.tasks import RegisteredTask, TaskRegistry, registered_task
-from esper.simic.training import worker_assembly
-from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.grown import (
+from esper.simic.training.assembly import worker_assembly
+from esper.simic.training.assembly.trainer_assembly import GROWN_FILE
+from esper.simic.training.checkpoints.grown import (
     GrownHeader,
     materialize_grown_state,
     read_grown_header,
     save_grown,
 )
-from esper.simic.training.trainer_assembly import GROWN_FILE
+from esper.simic.training.env_work import TrainingWork
 
 
 def model_in(stages: tuple[Stage | None, ...], spec: HostSpec, style: Style) -> MorphogeneticModel:

@@ -8,13 +8,13 @@ import torch
 
 from esper.runtime.batches import Batch, SharedBatchIterator
 from esper.runtime.tasks import registered_task
+from esper.simic.training.assembly.machine import num_lanes_for
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.run_setup import RunSetup, amp_dtype, host_device_types
 from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.env_factory import EnvFactoryContext
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.machine import num_lanes_for
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.simic.training.parts import RunParts
-from esper.simic.training.run_setup import RunSetup, amp_dtype, host_device_types
 from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.engine import LaneEngine
 

@@ -11,7 +11,7 @@ from tests.simic.training.disks import DiskWithoutLinks, FailingDisk
 from tools.soak.fingerprints import digest_of
 
 from esper.leyline.errors import ExitCode, RunFailedError, UnreadableFileError
-from esper.simic.training.checkpoint_store import (
+from esper.simic.training.checkpoints.checkpoint_store import (
     CheckpointStore,
     encode_checkpoint,
     read_checkpoint,
