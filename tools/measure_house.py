@@ -51,7 +51,7 @@ NUM_SHOWN: Final = 5
 _TRAINER: Final = "esper.simic.training.vectorized_trainer:VectorizedPPOTrainer"
 _WORK: Final = "esper.tolaria.lanes:Lane._work"
 _DECIDE: Final = "esper.simic.training.control:Control.decide"
-_APPLY: Final = "esper.tolaria.engine:EnvGroup.apply"
+_APPLY: Final = "esper.tolaria.worker:EnvGroup.apply"
 
 DECISION: Final = (
     Leg(_DECIDE, "esper.simic.training.policy_controller:PolicyController.choose"),
@@ -60,7 +60,7 @@ DECISION: Final = (
 CARRIERS: Final = (
     Leg(f"{_TRAINER}.run", "esper.simic.training.step:ControlThread.decide"),
     Leg(_WORK, _DECIDE),
-    Leg(f"{_TRAINER}.run", "esper.tolaria.engine:LaneEngine.apply"),
+    Leg(f"{_TRAINER}.run", "esper.tolaria.engine:WorkerEngine.apply"),
     Leg(_WORK, _APPLY),
 )
 EVENT: Final = (

@@ -19,7 +19,7 @@ from esper.leyline.stages import Stage
 from esper.scripts.train import main
 from esper.scripts.train_compare import seeds_from
 from esper.simic.evaluation.recorded import last_recorded
-from esper.simic.evaluation.topology import seeds_in
+from esper.simic.training.static_work import seeds_in
 
 
 @pytest.fixture
@@ -213,11 +213,11 @@ import sys
 from esper.scripts.train import main
 from esper.simic.evaluation import evaluation_round
 
-def told(*arguments, build=evaluation_round.build_engine):
+def announced(*arguments, build=evaluation_round.build_engine):
     print("growing", flush=True)
     return build(*arguments)
 
-evaluation_round.build_engine = told
+evaluation_round.build_engine = announced
 sys.exit(main(sys.argv[1:]))
 """
 """`esper-train` that says when its envs begin to grow."""

@@ -11,8 +11,8 @@ import anyio.from_thread
 import anyio.lowlevel
 import pytest
 
+from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.errors import InterruptedRunError, RunFailedError
-from esper.leyline.payloads import LaneStalled
 from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import STOP_SIGNALS, Watchdog, stop_signals, supervise
@@ -31,6 +31,7 @@ def watchdog_for(
         deadline_s=deadline_s,
         stop=stop,
         report=reports.append,
+        end_silent_workers=lambda deadline_s: None,
     )
 
 

@@ -21,8 +21,9 @@ from esper.nissa.bus.hub import TelemetryHub
 from esper.nissa.live.security import Security
 from esper.nissa.live.server import ServerAddress, build_app, serve
 from esper.simic.training.run import Monitor
-from esper.tolaria.engine import LaneEngine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
+from esper.tolaria.worker import Worker
 from tools.bench.bare_loop import BareLoop
 from tools.bench.memory import peak_kib
 from tools.bench.pairing import BareHalves, Sample, bare_halves, sampled, seconds, spread
@@ -307,6 +308,9 @@ class _IdleWork:
 
     def apply(self, _envs: Any, _decision: Any, _failures: Any, _beat: Any) -> Any: ...
 
+    def memory(self, _envs: Any) -> Any:
+        return {}
+
     def release(self, _env: int) -> None: ...
 
 
@@ -327,18 +331,19 @@ def dispatch(is_quick: bool) -> Iterator[Row]:
 
 
 async def _idle_pass_s(num_lanes: int, num_envs: int, num_batches: int) -> float:
-    engine = LaneEngine[int, int](
-        num_envs=num_envs,
+    worker = Worker[int, int](
+        env_ids=range(num_envs),
         num_lanes=num_lanes,
         work=_IdleWork(),
         batches=partial(_idle_batches, num_envs, num_batches),
         stop=StopFlag(),
     )
+    engine = WorkerEngine([worker], num_envs=num_envs)
     await engine.build_round(0)
     started_s = time.perf_counter()
     await engine.train_pass(0)
     passed_s = time.perf_counter() - started_s
-    await engine.close()
+    engine.close()
     return passed_s
 
 

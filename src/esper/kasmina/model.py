@@ -161,8 +161,8 @@ class MorphogeneticModel(nn.Module):
         for slot_id in self.slot_config.slot_ids:
             index = order.index(slot_id)
             report = self.slot(slot_id).report(
-                upstream_alpha_sum=sum(alphas[:index]),
-                downstream_alpha_sum=sum(alphas[index + 1 :]),
+                upstream_alpha_sum=sum(alphas[:index], 0.0),
+                downstream_alpha_sum=sum(alphas[index + 1 :], 0.0),
             )
             if report is not None:
                 reports[slot_id] = report

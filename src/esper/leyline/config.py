@@ -22,6 +22,7 @@ __all__ = [
     "AmpDtype",
     "CompileMode",
     "DataSource",
+    "EngineKind",
     "FsyncPolicy",
     "GovernorConfig",
     "Job",
@@ -59,6 +60,19 @@ class CompileMode(StrEnum):
     DEFAULT = "default"
     REDUCE_OVERHEAD = "reduce-overhead"
     MAX_AUTOTUNE = "max-autotune"
+
+
+class EngineKind(StrEnum):
+    """What the envs of a run live in."""
+
+    AUTO = "auto"
+    """Processes where they are faster than threads."""
+    THREADS = "threads"
+    """Threads of one process."""
+    PROCESSES = "processes"
+    """Processes of this machine."""
+    RAY = "ray"
+    """Actors of a Ray cluster."""
 
 
 class FsyncPolicy(StrEnum):
@@ -207,8 +221,12 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
 class RunOptions(_Config, frozen=True, kw_only=True):
     """Options for one execution of a run; none of them affects the result."""
 
+    engine: EngineKind = EngineKind.AUTO
+    workers: PositiveInt | None = None
+    """Processes or Ray actors; None uses one per env, at most one per core."""
     lanes: PositiveInt | None = None
-    """Worker threads; None uses one per env, at most one per core."""
+    """Threads per worker. None uses one in a process or actor, and with the engine `threads` one
+    per env, at most one per core."""
     lane_deadline_s: PositiveFloat = 60.0
     telemetry_dir: str = "./runs"
     fsync: FsyncPolicy = FsyncPolicy.ROUND

@@ -16,6 +16,7 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   └── EventDecodeError             a line that is not an event of this schema
 ├── EnvFaultError                 1  an env's numbers or modules broke; names slot and layer
 ├── RunFailedError                1  the run could not be carried to its end
+│   └── WorkerLostError              a worker's process or actor has ended; it can be replaced
 ├── TelemetryLostError            3  the durable log could not be written
 └── InterruptedRunError         130  a stop of the run was requested
 """
@@ -45,6 +46,7 @@ __all__ = [
     "UnknownNameError",
     "UnreadableFileError",
     "UsageError",
+    "WorkerLostError",
     "nearest_name",
 ]
 
@@ -188,6 +190,21 @@ class RunFailedError(EsperError):
     """Raised when a run cannot be carried to its end."""
 
     exit_code = ExitCode.FAILED
+
+
+class WorkerLostError(RunFailedError):
+    """Raised when a worker's process or actor has ended while it was needed."""
+
+    def __init__(
+        self, index: int, reason: str, *, env_ids: tuple[int, ...] = (), stacks: str = ""
+    ) -> None:
+        super().__init__(f"worker {index}: {reason}")
+        self.index = index
+        self.reason = reason
+        self.env_ids = env_ids
+        """The envs that its lanes were working on."""
+        self.stacks = stacks
+        """The stacks of its threads, if it hung and could still report them."""
 
 
 class TelemetryLostError(EsperError):

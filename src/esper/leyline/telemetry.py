@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from esper.leyline import payloads
+from esper.leyline import engine_payloads, payloads
 from esper.leyline.errors import EventDecodeError, UnknownNameError
 from esper.leyline.payloads import Payload, Volatile
 from esper.leyline.untyped_json import decode_json
@@ -163,6 +163,7 @@ class EventType(StrEnum):
     RUN_FINISHED = "RUN_FINISHED"
     CHECKPOINT_LOADED = "CHECKPOINT_LOADED"
     LANE_STALLED = "LANE_STALLED"
+    WORKER_RESTARTED = "WORKER_RESTARTED"
     SUBSCRIBER_LAGGED = "SUBSCRIBER_LAGGED"
 
 
@@ -281,7 +282,8 @@ _ROWS: Final = (
     _spec(payloads.AllocatorStats, _NORMAL, CountClass.ENVIRONMENT),
     _spec(payloads.MemoryWarning, _MINIMAL, CountClass.ENVIRONMENT, Severity.WARNING),
     _operational(payloads.CheckpointLoaded, Severity.INFO),
-    _operational(payloads.LaneStalled, Severity.CRITICAL),
+    _operational(engine_payloads.LaneStalled, Severity.CRITICAL),
+    _operational(engine_payloads.WorkerRestarted, Severity.WARNING),
     _operational(payloads.SubscriberLagged, Severity.WARNING),
 )
 

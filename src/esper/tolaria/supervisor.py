@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
@@ -14,8 +15,8 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
+from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.errors import ExitCode, RunFailedError
-from esper.leyline.payloads import LaneStalled
 from esper.tolaria.lanes import Lane, lane_stacks
 from esper.tolaria.stopping import StopFlag
 
@@ -40,6 +41,7 @@ class Watchdog:
         deadline_s: float,
         stop: StopFlag,
         report: Callable[[LaneStalled], object],
+        end_silent_workers: Callable[[float], None],
         reported_in: str = "operational.jsonl",
     ) -> None:
         """Monitor the lanes that `lanes` returns at each check.
@@ -50,6 +52,8 @@ class Watchdog:
             deadline_s: seconds without a heartbeat before a lane counts as hung.
             stop: set to stop the other lanes when one is abandoned.
             report: called with the event about the stalled lane.
+            end_silent_workers: called at each check with the deadline; ends workers of other
+                processes that hang, which does not end the run, and passes a stop on to them.
             reported_in: the file that contains its stack, for the message.
         """
         self._lanes = lanes
@@ -57,6 +61,7 @@ class Watchdog:
         self._deadline_s = deadline_s
         self._stop = stop
         self._report = report
+        self._end_silent_workers = end_silent_workers
         self._reported_in = reported_in
         self.failure: RunFailedError | None = None
 
@@ -82,7 +87,9 @@ class Watchdog:
                 )
                 awake_since_s = now_s
             # No lane can record a heartbeat in a suspended process, so the deadline starts again.
-            if now_s - awake_since_s > self._deadline_s:
+            is_awake = now_s - awake_since_s > self._deadline_s
+            self._end_silent_workers(self._deadline_s if is_awake else math.inf)
+            if is_awake:
                 self._give_up_silent()
 
     def _give_up_silent(self) -> None:

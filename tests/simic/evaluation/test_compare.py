@@ -30,7 +30,7 @@ from esper.simic.evaluation.arms import Arm, parse_arms
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.evaluate import evaluate_controller
 from esper.simic.evaluation.summary import summarize
-from esper.simic.evaluation.topology import PlantedSeed, seeds_in
+from esper.simic.training.static_work import PlantedSeed, seeds_in
 from esper.simic.training.vectorized import run_job
 from esper.tolaria.stopping import StopFlag
 

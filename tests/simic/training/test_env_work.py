@@ -1,6 +1,7 @@
 """Whole steps of envs: what controllers make of them, and what each step leaves behind."""
 
 import pytest
+import torch
 from tests.simic.training.envs import (
     EAGER,
     IMAGES,
@@ -21,12 +22,13 @@ from esper.leyline.payloads import GradientAnomaly, SeedFossilized
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import TASKS as SHIPPED
 from esper.leyline.tasks import TaskSpec
+from esper.leyline.workers import MemoryStats
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset
 from esper.tamiyo.controllers.baselines import PeriodicController, RandomController
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.protocol import Controller
-from esper.tolaria.fences import RecordingFence
+from esper.tolaria.fences import CpuFence, FenceCall, RecordingFence
 
 tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
@@ -186,3 +188,19 @@ def test_releasing_an_env_waits_for_its_device() -> None:
     world = world_of(fences=[fence])
     world.work.release(world.env)
     assert [call.operation for call in fence.calls] == ["synchronize"]
+
+
+def test_memory_of_each_device_is_read_once() -> None:
+    stats = MemoryStats(
+        allocated_bytes=1, reserved_bytes=2, free_bytes=3, total_bytes=4, num_retries=5, num_ooms=6
+    )
+    world = world_of(n_envs=3)
+    work, envs = world.work, [world.work.build(0, env_id) for env_id in range(3)]
+    fences = [RecordingFence(torch.device(name), stats) for name in ("cpu", "cpu", "meta")]
+    for env, fence in zip(envs, fences, strict=True):
+        env.fence, env.device = fence, fence.device
+
+    assert work.memory(envs) == {"cpu": stats, "meta": stats}
+    assert sum(fence.calls.count(FenceCall("memory")) for fence in fences) == 2
+    envs[0].fence = CpuFence()
+    assert work.memory(envs[:1]) == {}

@@ -10,13 +10,11 @@ from tests.simic.training.builders import Play, make_control, small_policy
 from esper.simic.telemetry.gradients import check_numerical_stability, collect_per_layer_gradients
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
-from esper.tolaria.fences import CpuFence, Fence, MemoryStats, RecordingFence
 
 
-def probes(learner: PolicyController | None = None, fences: tuple[Fence, ...] = ()) -> RunProbes:
+def probes(learner: PolicyController | None = None) -> RunProbes:
     return RunProbes(
         learner=learner,
-        fences=fences,
         collect_layers=collect_per_layer_gradients,
         check_stability=check_numerical_stability,
     )
@@ -76,17 +74,3 @@ def test_only_measured_figures_can_be_unstable() -> None:
 
     assert probes().unstable(spoilt) == ("value_loss", "ratio_max")
     assert probes().unstable(update()) == ()
-
-
-def test_each_device_is_asked_once() -> None:
-    stats = MemoryStats(
-        allocated_bytes=1, reserved_bytes=2, free_bytes=3, total_bytes=4, num_retries=5, num_ooms=6
-    )
-    full = [RecordingFence(torch.device("cpu"), stats) for _ in range(2)]
-    other = RecordingFence(torch.device("meta"), stats)
-
-    asked = probes(fences=(*full, other)).memory()
-
-    assert asked == (("cpu", stats), ("meta", stats))
-    assert sum(len(fence.calls) for fence in (*full, other)) == 2
-    assert probes(fences=(CpuFence(),)).memory() == ()

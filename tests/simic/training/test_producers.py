@@ -27,11 +27,12 @@ from esper.leyline.messages import Phase
 from esper.leyline.payloads import RewardHackingSuspected
 from esper.leyline.stages import Stage
 from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, Severity
+from esper.leyline.workers import MemoryStats
 from esper.simic import seed_management
 from esper.simic.telemetry import emitters, step_events
 from esper.simic.training import batch_ops, reporter
-from esper.simic.training.assembly import run_setup
-from esper.tolaria.fences import MemoryStats, RecordingFence
+from esper.simic.training.assembly import worker_setup
+from esper.tolaria.fences import RecordingFence
 
 ANOMALIES = {
     "ratio_max": 6.0,
@@ -63,7 +64,7 @@ def anomalous(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     """Four updates with everything wrong, on a device that is nearly full."""
     with pytest.MonkeyPatch.context() as patch:
         force_updates(patch, **ANOMALIES)
-        patch.setattr(run_setup, "build_fence", lambda device: RecordingFence(device, FULL))
+        patch.setattr(worker_setup, "build_fence", lambda device: RecordingFence(device, FULL))
         return small_run(tmp_path_factory.mktemp("anomalous"), n_episodes=4, max_epochs=1)
 
 

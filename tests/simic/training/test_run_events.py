@@ -522,7 +522,7 @@ def test_probes_never_run_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = set()
-    for name in ("layer_gradients", "observation_stats", "memory"):
+    for name in ("layer_gradients", "observation_stats"):
         probe = getattr(RunProbes, name)
 
         def noted(self, probe=probe):

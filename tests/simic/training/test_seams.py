@@ -21,8 +21,8 @@ from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import RewardNormalizer
 from esper.simic.training import vectorized
 from esper.simic.training.assembly.parts import RunParts
-from esper.simic.training.assembly.run_setup import prepare_run
 from esper.simic.training.assembly.worker_assembly import build_work
+from esper.simic.training.assembly.worker_setup import prepare_worker
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.vectorized import run_job
@@ -126,7 +126,7 @@ def test_precision_is_that_of_the_hosts_devices_and_not_of_the_policys(
     layer = {"training": {"n_envs": 3, "amp": True, "amp_dtype": "bfloat16", "device": "cpu"}}
     job, _ = merge_job(("test", layer))
     parts = RunParts(autocast=Precision.autocast)
-    setup = prepare_run(job, "wait", None, StopFlag(), parts=parts)
+    setup = prepare_worker(job, StopFlag(), parts=parts)
     devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
     fences = tuple(RecordingFence(device=device) for device in devices)
 

@@ -7,7 +7,7 @@ import msgspec
 
 from esper.karn.view.snapshot import AlarmView
 from esper.karn.view.thresholds import LIMITS
-from esper.leyline import payloads
+from esper.leyline import engine_payloads, payloads
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Event, Severity
 
@@ -86,8 +86,10 @@ def _env_alarm_text(data: Payload) -> str | None:
             )
         case payloads.CounterfactualUnavailable():
             return f"contribution of {', '.join(data.slot_ids)} not measured: {data.reason}"
-        case payloads.LaneStalled():
+        case engine_payloads.LaneStalled():
             return f"lane {data.lane}: no heartbeat for {data.silent_s:.0f} s"
+        case engine_payloads.WorkerRestarted():
+            return f"worker {data.worker} {data.reason}; replaced within {data.duration_s:.1f} s"
         case payloads.SubscriberLagged():
             return f"slow subscriber {data.subscriber} lost {data.num_dropped} events"
         case payloads.MemoryWarning():

@@ -20,14 +20,15 @@ from esper.runtime.batches import Batch
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
-from esper.simic.evaluation.topology import FlopMeter, StaticWork, seeds_in
+from esper.simic.evaluation.flops import FlopMeter
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
-from esper.simic.training.assembly.worker_assembly import build_work
+from esper.simic.training.assembly.worker_assembly import env_context
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
+from esper.simic.training.static_work import seeds_in
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["run_arm"]
@@ -68,14 +69,14 @@ def run_arm(
         setup.controller.is_greedy = greedy
         # The comparison may have another number of envs or steps than the policy's training.
         setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
-    topologies = _topologies(arm, model)
-    work = _static_work(setup, arm, topologies) if topologies else build_work(setup)
+    topologies, context = _topologies(arm, model), env_context(setup.worker)
+    _check_topologies(setup, arm, topologies, build_model(context, 0, 0).num_host_params)
     start = time.perf_counter()
     grown = run_event_loop(
-        partial(evaluate_round, setup, work=work, is_tested_each_step=True), stop
+        partial(evaluate_round, setup, topologies=topologies, is_tested_each_step=True), stop
     )
     wall_s = time.perf_counter() - start
-    envs = _measures(grown, FlopMeter(context=work.context, sample=_sample(setup)))
+    envs = _measures(grown, FlopMeter(context=context, sample=_sample(setup)))
     return ArmRun(
         arm=arm.name,
         stratum=stratum,
@@ -99,22 +100,6 @@ def _topologies(arm: Arm, model: ArmRun | None) -> dict[int, TopologyManifestRec
     if model is not None:
         return {env.env_id: env.topology for env in model.envs}
     return dict(enumerate(arm.recorded))
-
-
-def _static_work(
-    setup: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded]
-) -> StaticWork:
-    work = build_work(setup)
-    _check_topologies(setup, arm, topologies, build_model(work.context, 0, 0).num_host_params)
-    return StaticWork(
-        context=work.context,
-        rules=work.rules,
-        action_rules=work.action_rules,
-        masker=work.masker,
-        validation=work.validation,
-        testing=work.testing,
-        topologies=topologies,
-    )
 
 
 def _check_topologies(
@@ -142,7 +127,7 @@ def _check_topologies(
 
 
 def _sample(setup: RunSetup) -> Batch:
-    inputs, targets = next(iter(setup.val_batches.batches(round=0, step=0)))[0]
+    inputs, targets = next(iter(setup.worker.val_batches.batches(round=0, step=0)))[0]
     return Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
 
 

@@ -23,7 +23,7 @@ from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker, warm_up_math
-from esper.simic.training.assembly.run_setup import load_data
+from esper.simic.training.assembly.worker_setup import load_data
 from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals

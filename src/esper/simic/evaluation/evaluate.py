@@ -154,7 +154,7 @@ def _run_seeds(
         its_job = msgspec.structs.replace(job, training=training)
         setup = prepare_run(its_job, command, loaded, stop, parts=RunParts(), dataset=dataset)
         # Data do not depend on the seed, so one setup's serve them all.
-        dataset = setup.dataset
+        dataset = setup.worker.dataset
         if isinstance(setup.controller, PolicyController):
             setup.controller.is_greedy = greedy
         rounds.append(_run_seed(setup, seed))
@@ -162,10 +162,10 @@ def _run_seeds(
 
 
 def _run_seed(setup: RunSetup, seed: int) -> _Round:
-    grown = run_event_loop(partial(evaluate_round, setup), setup.stop)
+    grown = run_event_loop(partial(evaluate_round, setup), setup.worker.stop)
     return _Round(
         scores=_scores(seed, grown),
-        num_test_samples=len(setup.dataset.test),
+        num_test_samples=len(setup.worker.dataset.test),
         best=grown.best,
     )
 

@@ -28,7 +28,7 @@ from esper.simic.training.assembly.machine import (
     share_one_heap,
     warm_up_math,
 )
-from esper.simic.training.assembly.run_setup import load_data
+from esper.simic.training.assembly.worker_setup import load_data
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["RunProcess", "main", "run_processes"]

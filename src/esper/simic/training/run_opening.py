@@ -41,6 +41,6 @@ def open_run_directory(setup: RunSetup) -> tuple[Path, CheckpointLoaded | None]:
         machine_kind=machine_kind(
             setup.device, compile_mode_for(setup.job.training.compile_mode, setup.device)
         ),
-        data_source=setup.dataset.origin.value,
+        data_source=setup.worker.dataset.origin.value,
     )
     return create_run_directory(telemetry_dir, manifest), None

@@ -43,7 +43,6 @@ from esper.simic.training.reporter import Reporter, RoundFigures
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread, StepResult, run_step
 from esper.tolaria.engine import Engine
-from esper.tolaria.fences import MemoryStats
 
 __all__ = ["Probes", "VectorizedPPOTrainer"]
 
@@ -61,9 +60,6 @@ class Probes(Protocol):
 
     def unstable(self, update: PPOUpdateCompleted) -> tuple[str, ...]:
         """Return the names of an update's metrics that are not finite."""
-
-    def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
-        """Return the memory statistics of every device that has envs."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -91,7 +87,7 @@ class VectorizedPPOTrainer:
                 await self.begin_round(round_index)
                 for step in self.schedule.steps():
                     await self.publish(await self.step(step))
-                result = await self.learn()
+                result = await self.learn(round_index)
                 await self.finish_round(round_index, result)
         except BaseException as error:
             await self.end(*_ending_of(error), began_s)
@@ -126,8 +122,10 @@ class VectorizedPPOTrainer:
             after_validation=self._save_best_network,
         )
 
-    async def learn(self) -> RoundResult:
-        """Update the controller on the finished round."""
+    async def learn(self, round_index: int) -> RoundResult:
+        """Update the controller on the finished round, while the envs of the next one start."""
+        if self.schedule.has_next(round_index):
+            self.engine.start_round(round_index + 1)
         with self.reporter.profiler.phase("learn"):
             return await self.control.learn()
 
@@ -177,7 +175,7 @@ class VectorizedPPOTrainer:
             layers=layers or (),
             state_before=self.state,
             progress=self.schedule.progress_after(round_index),
-            memory=await self.control.run(self.probes.memory),
+            memory=self.engine.memory(),
         )
         await self.reporter.round(result, figures)
         is_best = self.checkpointer.is_best(summary, self.state)

@@ -134,7 +134,7 @@ def test_controller_that_does_not_learn_is_resumed_too(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny_run(tmp_path / "whole", command=command).run_dir
-    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=40, command=command)
+    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=44, command=command)
 
     resume(run_dir)
 
@@ -145,7 +145,7 @@ def test_language_model_with_dropout_is_resumed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny_run(tmp_path / "whole", task=TINY_LM).run_dir
-    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=40, task=TINY_LM)
+    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=44, task=TINY_LM)
 
     resume(run_dir)
 
@@ -156,9 +156,9 @@ def test_language_model_with_dropout_is_resumed_too(
 def test_run_interrupted_twice_equals_the_uninterrupted_one(
     whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = interrupted_run(tmp_path, monkeypatch, after_batches=40, n_episodes=ROUNDS)
+    run_dir = interrupted_run(tmp_path, monkeypatch, after_batches=44, n_episodes=ROUNDS)
     loaded = load_run(last_checkpoint(run_dir))
-    interrupt(loaded.job, monkeypatch, after_batches=40, resumed=loaded)
+    interrupt(loaded.job, monkeypatch, after_batches=44, resumed=loaded)
 
     resume(run_dir)
 
@@ -209,7 +209,7 @@ def test_interruption_saves_the_last_finished_round_even_when_no_checkpoint_was_
     rare = {"checkpoint_every": 10, "fsync": "never"}
     whole = tiny_run(tmp_path / "whole", n_episodes=ROUNDS, run=rare).run_dir
     run_dir = interrupted_run(
-        tmp_path / "cut", monkeypatch, after_batches=70, n_episodes=ROUNDS, run=rare
+        tmp_path / "cut", monkeypatch, after_batches=76, n_episodes=ROUNDS, run=rare
     )
     assert load_run(last_checkpoint(run_dir)).state.rounds_completed == 2
 
@@ -243,7 +243,7 @@ def test_run_resumed_amid_an_escalation_goes_on_telling_more(
     # A learning rate that breaks the policy raises alarms at the end of the first round.
     wild = {"lr": 0.5, "target_kl": None, "n_episodes": 2}
     whole = tiny_run(tmp_path / "whole", **wild).run_dir
-    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=40, **wild)
+    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=44, **wild)
     assert load_run(last_checkpoint(run_dir)).state.escalation.steps_left > 0
 
     resume(run_dir)
@@ -254,7 +254,7 @@ def test_run_resumed_amid_an_escalation_goes_on_telling_more(
 def test_resumed_run_says_so_in_the_operational_log_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = interrupted_run(tmp_path, monkeypatch, after_batches=40)
+    run_dir = interrupted_run(tmp_path, monkeypatch, after_batches=44)
     loaded = load_run(last_checkpoint(run_dir))
     num_events = len(lines_of(run_dir))
 

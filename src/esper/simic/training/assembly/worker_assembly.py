@@ -1,44 +1,58 @@
 """The worker's half of a run: envs, the work done to them, and the lanes it is done on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 
 import torch
 
+from esper.leyline.payloads import TopologyManifestRecorded
 from esper.runtime.batches import Batch, SharedBatchIterator
 from esper.runtime.tasks import registered_task
-from esper.simic.training.assembly.machine import num_lanes_for
 from esper.simic.training.assembly.parts import RunParts
-from esper.simic.training.assembly.run_setup import RunSetup, amp_dtype, host_device_types
+from esper.simic.training.assembly.worker_setup import (
+    WorkerSetup,
+    amp_dtype,
+    host_device_types,
+)
 from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.env_factory import EnvFactoryContext
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.static_work import StaticWork
 from esper.tamiyo.masks import ActionMasker
-from esper.tolaria.engine import LaneEngine
+from esper.tolaria.pulse import Pulse
+from esper.tolaria.worker import Worker
 
-__all__ = ["build_engine", "build_work", "env_context"]
+__all__ = ["Topologies", "build_work", "build_worker", "env_context"]
+
+Topologies = Mapping[int, TopologyManifestRecorded]
+"""Networks that envs are built with instead of an empty host, by env; usually none."""
 
 
-def build_engine(
-    setup: RunSetup, work: TrainingWork | None = None
-) -> LaneEngine[ParallelEnvState, Batch]:
-    """Start the lanes that a run's envs live on; without other work, they do the run's own."""
-    config = setup.job.training
-    return LaneEngine(
-        num_envs=config.n_envs,
-        num_lanes=num_lanes_for(setup.job.run.lanes, config.n_envs),
-        work=build_work(setup) if work is None else work,
+def build_worker(
+    setup: WorkerSetup,
+    env_ids: Sequence[int],
+    *,
+    lanes: int,
+    topologies: Topologies,
+    pulse: Pulse | None = None,
+) -> Worker[ParallelEnvState, Batch]:
+    """Start the lanes of a worker that owns some of a run's envs."""
+    return Worker(
+        env_ids=env_ids,
+        num_lanes=lanes,
+        work=build_work(setup, topologies),
         batches=partial(_train_pass, setup.train_batches),
         stop=setup.stop,
+        pulse=pulse,
     )
 
 
-def build_work(setup: RunSetup) -> TrainingWork:
+def build_work(setup: WorkerSetup, topologies: Topologies | None = None) -> TrainingWork:
     """Build what is done to a run's envs."""
     config = setup.job.training
-    return TrainingWork(
+    work = TrainingWork(
         context=env_context(setup),
         rules=TrainRules(
             max_grad_norm=config.max_grad_norm,
@@ -50,9 +64,10 @@ def build_work(setup: RunSetup) -> TrainingWork:
         validation=partial(setup.val_batches.batches, round=0, step=0),
         testing=partial(_test_pass, setup),
     )
+    return StaticWork.of(work, topologies) if topologies else work
 
 
-def env_context(setup: RunSetup) -> EnvFactoryContext:
+def env_context(setup: WorkerSetup) -> EnvFactoryContext:
     """Return what the envs of a setup are built from."""
     config = setup.job.training
     return EnvFactoryContext(
@@ -71,11 +86,11 @@ def _train_pass(
     return batches.batches(round=round_index, step=step)
 
 
-def _test_pass(setup: RunSetup) -> Iterator[Sequence[Batch]]:
+def _test_pass(setup: WorkerSetup) -> Iterator[Sequence[Batch]]:
     return setup.test_batches().batches(round=0, step=0)
 
 
-def _autocast_of(setup: RunSetup) -> Autocast:
+def _autocast_of(setup: WorkerSetup) -> Autocast:
     """Return what makes the precision context of a host's forward pass."""
     dtype = amp_dtype(setup)
     return (

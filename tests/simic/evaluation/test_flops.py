@@ -14,14 +14,8 @@ from esper.leyline.errors import UsageError
 from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
-from esper.simic.evaluation import topology
-from esper.simic.evaluation.topology import (
-    FlopMeter,
-    PlantedSeed,
-    StaticWork,
-    plant,
-    seeds_in,
-)
+from esper.simic.evaluation import flops
+from esper.simic.evaluation.flops import FlopMeter
 from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import prepare_run
@@ -29,6 +23,7 @@ from esper.simic.training.assembly.worker_assembly import build_work
 from esper.simic.training.batch_ops import loss_and_correct
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.static_work import PlantedSeed, StaticWork, plant, seeds_in
 from esper.tolaria.stopping import StopFlag
 
 SLOT = "r0c0"
@@ -36,7 +31,9 @@ SLOT = "r0c0"
 
 @pytest.fixture
 def work(tmp_path: Path) -> TrainingWork:
-    return build_work(prepare_run(tiny_job(tmp_path), "wait", None, StopFlag(), parts=RunParts()))
+    return build_work(
+        prepare_run(tiny_job(tmp_path), "wait", None, StopFlag(), parts=RunParts()).worker
+    )
 
 
 def planted(stage: Stage, **changes: object) -> PlantedSeed:
@@ -70,14 +67,7 @@ def meter_of(work: TrainingWork, num_samples: int = 2) -> FlopMeter:
 
 
 def static_work(work: TrainingWork) -> StaticWork:
-    return StaticWork(
-        context=work.context,
-        rules=work.rules,
-        action_rules=work.action_rules,
-        masker=work.masker,
-        validation=work.validation,
-        topologies={0: recorded(Stage.HOLDING)},
-    )
+    return StaticWork.of(work, {0: recorded(Stage.HOLDING)})
 
 
 @pytest.mark.parametrize("style", list(Style))
@@ -180,7 +170,7 @@ def test_counting_puts_no_hook_where_other_threads_would_run_into_it(
         seen.append(len(_global_forward_pre_hooks))
         return loss_and_correct(outputs, targets)
 
-    monkeypatch.setattr(topology, "loss_and_correct", looking)
+    monkeypatch.setattr(flops, "loss_and_correct", looking)
 
     assert meter_of(work).per_target([]) > 0
     assert seen == [0]
