@@ -236,7 +236,6 @@ ALLOWED: dict[str, str] = {
     "esper.kasmina.hosts.dropout.SeededDropout.extra_repr": CALLED,
     "esper.kasmina.model.MorphogeneticModel.num_fossils": TOOLS,
     "esper.leyline.comparison.ArmSummary.*": WRITTEN,
-    "esper.leyline.comparison.Estimate.is_above_zero": TOOLS,
     "esper.leyline.evaluation.EvaluationReport.*": WRITTEN,
     "esper.leyline.manifest.RunManifest.*": WRITTEN,
     "esper.leyline.payloads.*": WRITTEN,

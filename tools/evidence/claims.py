@@ -132,7 +132,8 @@ def _better_than(name: str, others: Sequence[str], report: ComparisonReport | No
     size = f"{len(report.seeds)} seeds, policies: {learned[0].num_policies}"
     is_large = len(report.seeds) >= MIN_SEEDS and learned[0].num_policies >= MIN_POLICIES
     is_above = all(
-        contrast.final_pp.is_above_zero and contrast.total_reward.is_above_zero
+        # The lower end decides: above zero means the whole interval is.
+        contrast.final_pp.low > 0.0 and contrast.total_reward.low > 0.0
         for contrast in found
         if contrast is not None
     )

@@ -93,11 +93,6 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
 
-    @property
-    def is_above_zero(self) -> bool:
-        """Return whether the whole interval is above zero."""
-        return self.low > 0.0
-
 
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary statistics of an arm; the value of a run is the mean over its envs."""
