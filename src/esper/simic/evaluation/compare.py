@@ -64,8 +64,8 @@ class RunStore:
         is_greedy = self.greedy and arm.follows_policy
         # The definition of a task may change while its name stays, e.g. a task under development.
         task = registered_task(training.task).spec
-        told = msgspec.json.encode([task, training, arm.command, arm.digest(stratum), is_greedy])
-        digest = hashlib.sha256(told).hexdigest()[:16]
+        encoded = msgspec.json.encode([task, training, arm.command, arm.digest(stratum), is_greedy])
+        digest = hashlib.sha256(encoded).hexdigest()[:16]
         return self.directory / f"{arm.name.partition(':')[0]}-seed{seed}-{digest}.json"
 
     def read(self, arm: Arm, stratum: int, seed: int) -> ArmRun | None:
@@ -188,7 +188,7 @@ class _Workbench:
     runs: dict[tuple[str, int, int], ArmRun] = field(default_factory=dict)
     _idle: SimpleQueue[RunProcess] | None = None
     """Idle worker processes; None if runs use threads of this process."""
-    _telling: threading.Lock = field(default_factory=threading.Lock)
+    _progress_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run_alone(self, chains: Sequence[_Chain]) -> None:
         """Execute runs one after another, each on all lanes."""
@@ -227,7 +227,7 @@ class _Workbench:
             if kept is None:
                 self.store.write(run, wanted.arm)
             self.runs[wanted.key] = run
-            with self._telling:
+            with self._progress_lock:
                 if self.progress is not None:
                     self.progress(run, kept is not None)
 

@@ -69,7 +69,7 @@ class RunSetup:
 
 
 def load_data(job: Job, stop: StopFlag) -> TensorDataset:
-    """Load what a job trains on, from where it says."""
+    """Load the data of a job from its configured source."""
     request = DataRequest(
         source=job.training.data,
         data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
@@ -89,8 +89,8 @@ def prepare_run(
 ) -> RunSetup:
     """Decide everything that can go wrong before anything is created.
 
-    A resumed run lends its controller, be it to go on or to be evaluated. Data that
-    were loaded for the same job may be lent as well.
+    A resumed run provides its controller, whether it continues or is evaluated. `dataset` may be
+    one that was already loaded for the same job.
     """
     config = job.training
     task = registered_task(config.task).spec
