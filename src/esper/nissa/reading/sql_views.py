@@ -219,7 +219,8 @@ def _columns(spec: EventSpec) -> dict[str, str]:
 def _column(name: str, kind: str) -> str:
     """Return the expression that extracts a payload field, cast according to the field's type."""
     if "dict" in kind or "tuple" in kind or "Health" in kind or "Components" in kind:
-        return f"data->'{name}'"
+        # JSON's null would be a value of its own in SQL, which `IS NULL` does not match.
+        return f"nullif(data->'{name}', 'null')"
     if "float" in kind:
         return f"CAST(data->>'{name}' AS DOUBLE)"
     if "bool" in kind:
