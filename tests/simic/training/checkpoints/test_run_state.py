@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders.messages import batch_summary
+from tests.builders.messages import batch_summary, make_episode
 
 from esper.leyline.effects import effect_of
 from esper.leyline.payloads import SeedGerminated
@@ -19,24 +19,7 @@ from esper.simic.training.checkpoints.run_state import HISTORY_ROUNDS, ROLLING_R
 
 
 def episode(loss: float | None, status: EpisodeStatus = EpisodeStatus.TIMEOUT) -> EpisodeRecord:
-    return EpisodeRecord(
-        round=0,
-        env_id=0,
-        episode_id=0,
-        status=status,
-        num_steps=1,
-        final_accuracy_pct=50.0,
-        best_accuracy_pct=50.0,
-        final_loss=loss,
-        total_reward=0.0,
-        stability=1.0,
-        param_ratio=1.0,
-        num_germinated=0,
-        num_pruned=0,
-        num_fossilized=0,
-        num_contributing_fossils=0,
-        num_rollbacks=0,
-    )
+    return make_episode(final_loss=loss, status=status)
 
 
 def summary(
