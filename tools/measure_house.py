@@ -77,6 +77,7 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "karn/console/screen.py": "tests/karn/console/test_console.py",
     "karn/view/env_track.py": "tests/karn/view/test_view_model.py",
     "leyline/alpha.py": "tests/kasmina/test_alpha_controller.py",
+    "nissa/analysis/reading_child.py": "tests/nissa/analysis/test_reading_processes.py",
     "runtime/sources.py": "tests/runtime/test_loaders.py",
     "scripts/telemetry_query.py": "tests/scripts/test_telemetry_tail.py",
     "scripts/train_eval.py": "tests/scripts/test_train_runs.py",

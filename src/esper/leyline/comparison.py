@@ -17,7 +17,6 @@ __all__ = [
     "Contrast",
     "EpisodeMeasure",
     "Estimate",
-    "RunResponse",
     "RunRequest",
 ]
 
@@ -76,14 +75,6 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_greedy: bool
     model: ArmRun | None = None
     """The run whose grown networks a static arm copies."""
-
-
-class RunResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a requested run, or the reason it failed."""
-
-    run: ArmRun | None = None
-    error: str = ""
-    exit_code: int = 0
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
