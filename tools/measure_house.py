@@ -1,4 +1,4 @@
-"""Measure the source against the limits that the house has set itself.
+"""Measure the source against the limits of the project.
 
 Usage: python -m tools.measure_house
 
@@ -18,7 +18,7 @@ Prints each figure beside its limit, and what exceeds it; exits with 1 if a limi
 - Tests: modules with code to run, and neither `tests/<package>/test_<module>.py` nor a row in
   `TESTED_BY`.
 
-The two ways are taken from the stacks of a real tiny run; see `tools/call_walks.py`.
+The two call paths are taken from the stacks of a real tiny run; see `tools/call_walks.py`.
 """
 
 import ast
@@ -103,7 +103,7 @@ TESTED_BY: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure, the most that it may be, and what it is made of."""
+    """A figure, its limit, and its details."""
 
     name: str
     value: int
@@ -209,7 +209,7 @@ def has_code_to_run(module: SourceModule) -> bool:
 
 
 def walk_measures(stacks: set[Stack]) -> Iterator[Measure]:
-    """Yield the figures of the two ways that were recorded."""
+    """Yield the figures of the two recorded call paths."""
     ways = [longest(stacks, leg) for leg in DECISION]
     counted = modules_of(ways)
     carriers = modules_of(longest(stacks, leg)[:-1] for leg in CARRIERS)

@@ -1,9 +1,10 @@
-"""Signals, reports, evidence and summaries of which a test states only what matters to it."""
+"""Messages, summaries and payloads of which a test states only what matters to it."""
 
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style, Topology
 from esper.leyline.alpha import AlphaState
 from esper.leyline.attribution import AttributionEvidence, SeedEvidence
 from esper.leyline.messages import EnvEvidence
+from esper.leyline.payloads import TopologySlot
 from esper.leyline.reports import BatchSummary, EpisodeRecord, EpisodeStatus, SeedReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import Stage
@@ -145,3 +146,21 @@ def make_episode(**changes) -> EpisodeRecord:
         "num_rollbacks": 0,
     }
     return EpisodeRecord(**{**facts, **changes})
+
+
+def topology_slot(slot_id: str = "r0c1", **changes) -> TopologySlot:
+    """Return a fossilized slot at full alpha."""
+    facts = {
+        "slot_id": slot_id,
+        "seed_id": "s",
+        "blueprint": "conv_light",
+        "stage": "FOSSILIZED",
+        "alpha": 1.0,
+        "alpha_target": 1.0,
+        "style": "SIGMOID_ADD",
+        "num_params": 321,
+        "germinated_at_step": 1,
+        "kept_at_step": None,
+        "contribution_pp": None,
+    }
+    return TopologySlot(**{**facts, **changes})

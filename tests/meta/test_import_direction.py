@@ -1,4 +1,4 @@
-"""Who may import whom."""
+"""Which package may import which."""
 
 import ast
 

@@ -189,7 +189,7 @@ def options(module: SourceModule) -> Iterator[tuple[Definition, int | None]]:
 
 
 def is_passed(option: Definition, position: int | None, uses: Uses) -> bool:
-    """Tell whether some call of a function of this name may pass the option."""
+    """Return whether some call of a function of this name may pass the option."""
     if uses.references[option.owner] or option.owner not in uses.calls:
         return True  # handed on as a value, or not called: the function itself is listed instead
     return any(

@@ -80,7 +80,7 @@ def test_damaged_gzip_is_refused_or_read_unchanged(tmp_path: Path) -> None:
     assert num_refused > 300
 
 
-def test_missing_file_is_told_with_its_name(tmp_path: Path) -> None:
+def test_missing_file_is_reported_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFileError, match="nothing: cannot be read: No such file"):
         read_bounded(tmp_path / "nothing", 10)
 

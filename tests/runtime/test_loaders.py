@@ -26,7 +26,7 @@ from esper.runtime.downloads import Checksum, RemoteFile
 from esper.runtime.loaders import LOADERS
 from esper.runtime.sources import DataOrigin, DataRequest
 
-UNREACHABLE = "http://127.0.0.1:9"  # the discard port: nobody listens
+UNREACHABLE = "http://127.0.0.1:9"  # the discard port: no listener
 
 
 @pytest.fixture(autouse=True)
@@ -345,7 +345,9 @@ def test_held_out_windows_are_spread_over_their_whole_part(monkeypatch: pytest.M
     assert max(np.diff(positions)) - min(np.diff(positions)) <= 1
 
 
-def test_long_text_is_cut_and_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_is_cut_and_that_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loaders, "MAX_TEXT_BYTES", 5000)
     (tmp_path / "a.txt").write_bytes(b"a" * 4000)
     (tmp_path / "b.txt").write_bytes(b"b" * 4000)

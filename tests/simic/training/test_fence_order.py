@@ -19,7 +19,7 @@ from esper.tolaria.stopping import StopFlag
 
 WAIT = ActionSpec(slot_id=SLOTS[0])
 ELSEWHERE = torch.device("cpu", 0)
-"""Another device than plain "cpu" as far as iterators can tell."""
+"""Another device than plain "cpu" as far as iterators can see."""
 
 TRANSFERS = [
     "feeder: transfer",  # env 0, inputs

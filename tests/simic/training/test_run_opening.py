@@ -1,32 +1,19 @@
 """Which controller a run has, and that a resumed run keeps its own."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
+from tests.simic.training.builders import loaded_run
 
 from esper.leyline.config import Job, TrainingConfig
 from esper.leyline.errors import ConfigError, UsageError
-from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.simic.training.checkpoints.checkpointer import CheckpointHeader, LoadedRun
-from esper.simic.training.checkpoints.run_state import RunState
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.run_opening import POLICY_COMMAND, command_for
 
 JOB = Job(training=TrainingConfig(n_episodes=3))
 
 
 def loaded(command: str) -> LoadedRun:
-    header = CheckpointHeader(
-        schema_version=SCHEMA_VERSION,
-        run_id="a",
-        command=command,
-        job=JOB,
-        state=RunState(),
-        log_seq=-1,
-        is_best=False,
-        is_announced=False,
-    )
-    return LoadedRun(path=Path("c.pt"), header=header, controller=None, num_bytes=1)
+    return loaded_run(JOB, command)
 
 
 @pytest.mark.parametrize(("asked", "command"), [(None, POLICY_COMMAND), ("wait", "wait")])

@@ -1,22 +1,20 @@
 """Controllers by name: new ones from the seed, restored ones from a checkpoint."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import torch
+from tests.simic.training.builders import loaded_run
 
 from esper.leyline.actions import Topology
 from esper.leyline.config import Job, TrainingConfig
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.legality import ActionRules
-from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.training.assembly.controllers import build_controller
 from esper.simic.training.assembly.parts import RunParts
-from esper.simic.training.checkpoints.checkpointer import CheckpointHeader, LoadedRun
-from esper.simic.training.checkpoints.run_state import RunState
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.baselines import (
     PeriodicController,
@@ -34,18 +32,8 @@ RULES = ActionRules(
 )
 
 
-def loaded(controller: dict[str, Any] | None = None, path: str = "c.pt") -> LoadedRun:
-    header = CheckpointHeader(
-        schema_version=SCHEMA_VERSION,
-        run_id="a",
-        command="ppo",
-        job=Job(training=CONFIG),
-        state=RunState(),
-        log_seq=-1,
-        is_best=False,
-        is_announced=False,
-    )
-    return LoadedRun(path=Path(path), header=header, controller=controller, num_bytes=1)
+def loaded() -> LoadedRun:
+    return loaded_run(Job(training=CONFIG), "ppo")
 
 
 def built(
