@@ -125,7 +125,7 @@ def test_archive_gives_the_named_files_and_writes_nothing(tmp_path: Path) -> Non
         ([("one", b"1")], "does not contain two"),
         ([("one", b"1"), ("two", b"2" * 11)], "two has 11 bytes"),
         ([("one", b"1"), ("two", b"2"), ("folder/one", b"3")], "one occurs twice"),
-        ([("other", bytes(1 << 20))], "holds more than 65536 bytes"),
+        ([("other", bytes(1 << 20))], "contains more than 65536 bytes"),
     ],
 )
 def test_archive_with_other_content_is_refused(

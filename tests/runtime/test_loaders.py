@@ -244,7 +244,7 @@ def broken(name: str, content: bytes) -> dict[str, bytes]:
         (
             broken("train-labels-idx1-ubyte", idx_bytes((3,), b"\0\1\2")),
             "train-labels-idx1-ubyte",
-            "holds 3 labels for the 24 images",
+            "contains 3 labels for the 24 images",
         ),
         (
             broken("train-labels-idx1-ubyte", idx_bytes((24,), b"\12" * 24)),
@@ -278,7 +278,9 @@ def test_few_images_still_leave_one_to_validate_on(tmp_path: Path) -> None:
 def test_single_image_is_too_few(tmp_path: Path) -> None:
     write_files(tmp_path, fashion_files(1, 1))
 
-    with pytest.raises(UnreadableFileError, match="train-images-idx3-ubyte: holds a single image"):
+    with pytest.raises(
+        UnreadableFileError, match="train-images-idx3-ubyte: contains a single image"
+    ):
         load("fashion_mnist", "real", tmp_path)
 
 

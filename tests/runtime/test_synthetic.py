@@ -1,4 +1,4 @@
-"""Data made up: the same every time, and learnable."""
+"""Synthetic data: reproducible and learnable."""
 
 import pytest
 import torch

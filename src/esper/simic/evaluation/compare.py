@@ -260,8 +260,8 @@ class _Workbench:
         self, wanted: _Wanted, model: ArmRun | None, job: Job, idle: SimpleQueue[RunProcess]
     ) -> ArmRun:
         # All processes must use the same data: real or synthetic as resolved here.
-        is_made_up = self.dataset.origin is DataOrigin.SYNTHETIC
-        source = DataSource.SYNTHETIC if is_made_up else DataSource.REAL
+        is_synthetic = self.dataset.origin is DataOrigin.SYNTHETIC
+        source = DataSource.SYNTHETIC if is_synthetic else DataSource.REAL
         training = msgspec.structs.replace(job.training, data=source)
         request = RunRequest(
             job=msgspec.structs.replace(job, training=training),

@@ -153,7 +153,7 @@ def amp_dtype(setup: RunSetup) -> torch.dtype | None:
 
 
 def host_device_types(setup: RunSetup) -> tuple[str, ...]:
-    """Return the kinds of devices that hosts live on, each once."""
+    """Return the distinct device types of the hosts."""
     return tuple(sorted({fence.device.type for fence in setup.fences}))
 
 

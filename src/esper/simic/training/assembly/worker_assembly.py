@@ -24,7 +24,7 @@ __all__ = ["build_engine", "build_work", "env_context"]
 def build_engine(
     setup: RunSetup, work: TrainingWork | None = None
 ) -> LaneEngine[ParallelEnvState, Batch]:
-    """Start the lanes that a run's envs live on; without other work, they do the run's own."""
+    """Start the lanes of a run's envs; `work` replaces the work of the run."""
     config = setup.job.training
     return LaneEngine(
         num_envs=config.n_envs,
