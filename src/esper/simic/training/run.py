@@ -14,7 +14,6 @@ from esper.nissa.storage.run_directory import (
     read_manifest,
     traces_directory,
 )
-from esper.simic.telemetry.traces import prepare_tracing
 from esper.simic.training.assembly.control_assembly import (
     build_control,
     build_watchdog,
@@ -65,7 +64,7 @@ class RunJobOptions(TypedDict, total=False):
 
 
 def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> TrainingResult:
-    """Run a checked job, put together from `parts`, to its end on an event loop of its own."""
+    """Run a checked job, put together from `parts`, to its end on its own event loop."""
     resumed = options.get("resumed")
     stop = StopFlag(options.get("shutdown_event"))
     monitors = [*_monitors_for(job, options.get("watch")), *options.get("monitors", ())]
@@ -75,7 +74,6 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         setup = prepare_run(
             job, command_for(job, options.get("command"), resumed), resumed, stop, parts=parts
         )
-        prepare_tracing(job.run.profiler)
         return_free_memory()  # what loading data and drawing weights took for a moment
         # Before anything is written: workers may turn out not to fit this run.
         with closing(build_engine(setup.worker)) as engine:
@@ -125,7 +123,7 @@ async def _run(
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
-    # Set here, as a loop on a thread of its own knows nothing of the caller's hub.
+    # Set here, because a loop on another thread does not inherit the caller's hub.
     with use_hub(hub):
         return await _run_trainer(setup, hub, engine, monitors, ready_event)
 

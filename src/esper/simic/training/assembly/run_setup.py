@@ -8,6 +8,7 @@ from esper.leyline.config import Job
 from esper.leyline.tasks import TaskKind, TaskSpec
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import registered_task
+from esper.simic.telemetry.traces import prepare_tracing
 from esper.simic.training.assembly.controllers import build_controller
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_setup import WorkerSetup, action_rules, prepare_worker
@@ -83,6 +84,7 @@ def prepare_run(
         parts=parts,
     )
     stop.checkpoint()
+    prepare_tracing(job.run.profiler)
     return RunSetup(
         worker=prepare_worker(job, stop, parts=parts, dataset=dataset),
         command=command,
