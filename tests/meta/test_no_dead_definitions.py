@@ -226,7 +226,6 @@ TOOLS = "read by tools: soaks, benches and the generators of documentation"
 REPLACED = "an option that tests replace: another file system, limit or clock"
 
 ALLOWED: dict[str, str] = {
-    "esper.child_process.ChildProcess.pid": LIBRARY,
     "esper.karn.report.comparison_tables.differences_table.contrasts": TOOLS,
     "esper.karn.console.console._Stream.on_broken_pipe": CALLED,
     "esper.karn.view.snapshot.*": WRITTEN,

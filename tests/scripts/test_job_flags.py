@@ -40,6 +40,8 @@ CASES = {
     "--amp": Case("", "training.amp", True),
     "--amp-dtype": Case("bfloat16", "training.amp_dtype", "bfloat16"),
     "--compile-mode": Case("off", "training.compile_mode", "off"),
+    "--engine": Case("threads", "run.engine", "threads"),
+    "--workers": Case("3", "run.workers", 3),
     "--lanes": Case("3", "run.lanes", 3),
     "--lane-deadline": Case("7.5", "run.lane_deadline_s", 7.5),
     "--lr": Case("0.5", "training.lr", 0.5),

@@ -28,7 +28,7 @@ from esper.runtime.batches import Batch, SharedBatchIterator, batch_size_for, is
 from esper.runtime.datasets import Part
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
-from esper.simic.training.assembly.run_setup import VALIDATION_BATCH
+from esper.simic.training.assembly.worker_setup import VALIDATION_BATCH
 from tools.bench.replay import NOTHING_GROWS, EnvStep, Replay
 from tools.bench.workloads import WORKLOADS, Workload, job_of
 

@@ -16,7 +16,7 @@ from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
 from esper.scripts.train import main as esper_train
-from esper.simic.training.assembly.run_setup import load_data
+from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.resuming import load_run, run_directory_of
 from esper.tolaria.stopping import StopFlag
 from tools.evidence.document import write_document
