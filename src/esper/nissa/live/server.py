@@ -25,7 +25,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from esper.leyline.errors import UsageError
 from esper.leyline.live import CloseCode, Subscription
-from esper.nissa.bus.subscribers import EventFilter, LiveSource, LogReader
+from esper.nissa.bus.event_filter import EventFilter
+from esper.nissa.bus.log_reader import LogReader
+from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.live.security import Guard, Security
 from esper.nissa.live.session import Session
 from esper.nissa.storage.run_directory import MANIFEST_FILE

@@ -19,7 +19,8 @@ from esper.leyline.live import (
     Subscription,
 )
 from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.nissa.bus.subscribers import EventFilter, LiveSource, parse_subscription
+from esper.nissa.bus.event_filter import EventFilter, parse_subscription
+from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.storage.blocks import Block
 
 __all__ = ["MAX_BAD_MESSAGES", "Session"]
@@ -166,7 +167,7 @@ class Session:
         self._filter = EventFilter(subscription)
         self._is_batched = subscription.batch
         since = subscription.since
-        self._subscriber.rewind(self._first_seq if since is None else since)
+        self._subscriber.rewind(self._first_seq if since is None else since, self._filter)
         self._subscribed.set()
         self._must_acknowledge = True
         if self._has_streamed:
