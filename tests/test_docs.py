@@ -18,8 +18,10 @@ from esper.leyline.live import CloseCode
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Draft, Event, EventScope, decode_event
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

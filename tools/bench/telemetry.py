@@ -20,8 +20,10 @@ from esper.leyline.payloads import SeedFossilized
 from esper.leyline.telemetry import Draft, EventScope
 from esper.nissa.bus.feed import FEED_BYTES
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from tools.bench.pairing import spread
 from tools.bench.rows import Row, bench
 

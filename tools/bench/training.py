@@ -18,8 +18,10 @@ import torch
 
 from esper.leyline.telemetry import EventType
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from esper.simic.training.run import Monitor
 from esper.tolaria.engine import LaneEngine
 from esper.tolaria.stopping import StopFlag

@@ -10,8 +10,10 @@ from anyio.from_thread import start_blocking_portal
 
 from esper.leyline.config import Job
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from esper.nissa.storage.run_directory import build_manifest, create_run_directory
 
 LOOPBACK = "127.0.0.1"

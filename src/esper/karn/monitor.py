@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TextIO
-from urllib.parse import quote
 
 import anyio
 
@@ -17,8 +16,10 @@ from esper.karn.web.page import serve_command
 from esper.karn.web.routes import dashboard_routes
 from esper.leyline.config import RunOptions
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, dashboard_url, listen
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, listen, serve
+from esper.nissa.live.server import serve
 from esper.nissa.storage.run_directory import traces_directory
 
 __all__ = ["RunMonitor", "build_monitor"]
@@ -35,10 +36,7 @@ class _BoundServer:
     @property
     def url(self) -> str:
         """Return the URL of the dashboard, including the token."""
-        port = self.listener.getsockname()[1]
-        token = self.security.token
-        query = "" if token is None else f"?token={quote(token, safe='')}"
-        return f"http://{ServerAddress(self.address.host, port)}/{query}"
+        return dashboard_url(self.address.host, self.listener, self.security.token)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,10 @@ from esper.karn.view.view_feed import ViewFeed
 from esper.karn.web.routes import dashboard_routes
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.leyline.errors import ExitCode
+from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 
 __all__ = ["run_report", "run_serve"]
 

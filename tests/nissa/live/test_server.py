@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -27,15 +26,15 @@ from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import Draft, EventScope, decode_event
 from esper.nissa.bus.feed import FEED_BYTES
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from esper.nissa.storage.run_directory import build_manifest, create_run_directory
 
 pytestmark = pytest.mark.anyio
 
 LOOPBACK = "127.0.0.1"
-PING_HEADER = b"\x89\x04"
-"""A final frame with the ping opcode and a payload of four bytes."""
 T = TypeVar("T")
 
 
@@ -425,25 +424,6 @@ async def test_token_is_asked_for_in_header_or_query(tmp_path: Path) -> None:
         assert (await http.get(url)).status_code == 401
         answer = await http.get(url, headers={"Authorization": "Bearer sesame"})
         assert answer.status_code == 200
-
-
-async def test_idle_ping_leaves_the_global_random_stream_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esper.nissa.live.server.PING_EVERY_S", 0.01)
-    state = random.getstate()
-    async with served(tmp_path) as (_, address):
-        host, _, port = address.rpartition(":")
-        async with await anyio.connect_tcp(host, int(port)) as stream:
-            await stream.send(
-                f"GET /ws HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\n"
-                "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-                "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
-            )
-            received = b""
-            while PING_HEADER not in received:
-                received += await stream.receive()
-    assert random.getstate() == state
 
 
 async def test_address_in_use_is_named(tmp_path: Path) -> None:

@@ -107,3 +107,4 @@ async def follow(source: LiveSource) -> None:
             await anyio.sleep(POLL_S)
         else:
             source.feed.publish(block)
+            await anyio.to_thread.run_sync(source.index.catch_up)
