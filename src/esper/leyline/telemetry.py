@@ -164,6 +164,7 @@ class EventType(StrEnum):
     CHECKPOINT_LOADED = "CHECKPOINT_LOADED"
     LANE_STALLED = "LANE_STALLED"
     SUBSCRIBER_LAGGED = "SUBSCRIBER_LAGGED"
+    LIVE_SERVER_STOPPED = "LIVE_SERVER_STOPPED"
 
 
 class EventSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,6 +284,7 @@ _ROWS: Final = (
     _operational(payloads.CheckpointLoaded, Severity.INFO),
     _operational(payloads.LaneStalled, Severity.CRITICAL),
     _operational(payloads.SubscriberLagged, Severity.WARNING),
+    _operational(payloads.LiveServerStopped, Severity.WARNING),
 )
 
 EVENT_SPECS: Final[Mapping[EventType, EventSpec]] = {row.event_type: row for row in _ROWS}

@@ -24,7 +24,7 @@ from esper.karn.view.snapshot import Patch
 from esper.karn.view.view_feed import ViewFeed
 from esper.karn.web.page import MODULES, asset, asset_version
 from esper.karn.web.routes import MAX_BAD_MESSAGES, dashboard_routes
-from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.address import ServerAddress, listen
 from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
 from esper.nissa.live.server import serve
@@ -65,7 +65,7 @@ async def served(tmp_path: Path, token: str | None = None) -> AsyncIterator[Serv
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(feed.run)
             await anyio.to_thread.run_sync(wait_until, partial(has_read, feed, NUM_EVENTS))
-            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
             dashboard = Served(app, str(address))
             async with dashboard.http:
                 yield dashboard

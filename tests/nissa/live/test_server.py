@@ -26,7 +26,7 @@ from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import Draft, EventScope, decode_event
 from esper.nissa.bus.feed import FEED_BYTES
 from esper.nissa.bus.hub import TelemetryHub
-from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.address import ServerAddress, listen
 from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
 from esper.nissa.live.server import serve
@@ -59,7 +59,7 @@ async def served(
     )
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
-            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
             try:
                 yield hub, str(address)
             finally:
@@ -200,7 +200,7 @@ async def test_server_stops_by_itself_when_its_run_has_ended(tmp_path: Path) -> 
         app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
-                address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+                address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
                 url = f"ws://{address}/ws"
                 stuck = await stack.enter_async_context(
                     connect(url, max_queue=1, sock=small_socket(str(address)))
@@ -228,7 +228,7 @@ async def test_subscribers_learn_that_the_last_events_were_lost(tmp_path: Path) 
     app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
-            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
             async with connect(f"ws://{address}/ws") as client:
                 await hello_of(client)
                 files.write_error = errno.ENOSPC
@@ -430,7 +430,7 @@ async def test_address_in_use_is_named(tmp_path: Path) -> None:
     async with served(tmp_path) as (hub, address):
         app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
         with pytest.raises(UsageError, match=f"cannot serve on {address}: address already in use"):
-            await serve(app, ServerAddress.parse(address))
+            await serve(app, listen(ServerAddress.parse(address)))
 
 
 @pytest.mark.parametrize("text", ["8765", ":8765", "host:", "host:x", "host:70000"])

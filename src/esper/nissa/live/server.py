@@ -15,7 +15,7 @@ from anyio.abc import TaskStatus
 from starlette.applications import Starlette
 
 from esper.nissa.bus.subscribers import LiveSource
-from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.address import ServerAddress
 from esper.nissa.live.budget import ConnectionBudget, TokenBucket, new_total
 from esper.nissa.live.protocols import (
     REQUEST_GRACE_S,
@@ -196,9 +196,8 @@ def _max_sockets() -> int:
 
 async def serve(
     app: Starlette,
-    address: ServerAddress,
+    listener: socket.socket,
     *,
-    listener: socket.socket | None = None,
     max_arrivals_per_s: float = MAX_ARRIVALS_PER_S,
     task_status: TaskStatus[ServerAddress] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -206,11 +205,9 @@ async def serve(
 
     At the end of a run, clients that keep reading first receive all remaining events.
 
-    Consumes: connections. Produces: the bound address, once listening. Waits for: the end of the
-    run. Unblocked by: the run's feed, or cancellation. Pass a `listener` bound earlier to detect
-    an address in use before any file of the run is created.
+    Consumes: connections. Produces: the bound address, responses and frames. Waits for: the end
+    of the run. Unblocked by: the run's feed, or cancellation. Closes the listener.
     """
-    listener = listener or listen(address)
     config = uvicorn.Config(
         app,
         http=HttpProtocol,
@@ -230,10 +227,9 @@ async def serve(
         server_header=False,
     )
     server = _Server(config, listener, TokenBucket(max_arrivals_per_s, ACCEPT_BURST))
-    bound = ServerAddress(address.host, listener.getsockname()[1])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_run_shielded, server, listener)
-        task_status.started(bound)
+        task_status.started(ServerAddress(*listener.getsockname()[:2]))
         try:
             await app.state.source.feed.wait_closed()
             await server.drain(app.state.source)
