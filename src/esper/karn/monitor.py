@@ -19,6 +19,7 @@ from esper.leyline.live import ServeRequest
 from esper.nissa.bus.hub import TelemetryHub
 from esper.nissa.live.address import ServerAddress, dashboard_url, listen
 from esper.nissa.live.security import Security
+from esper.nissa.live.token import resolve_token
 from esper.nissa.storage.run_directory import traces_directory
 
 __all__ = ["RunMonitor", "build_monitor"]
@@ -112,7 +113,7 @@ def build_monitor(run: RunOptions, output: TextIO | None) -> RunMonitor:
         address = ServerAddress.parse(run.serve)
         security = Security(
             host=address.host,
-            token=run.serve_token,
+            token=resolve_token(run.serve_token),
             allowed_origins=frozenset(run.serve_origins),
         )
         server = _BoundServer(address=address, listener=listen(address), security=security)

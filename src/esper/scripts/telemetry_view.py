@@ -14,6 +14,7 @@ from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.leyline.errors import ExitCode
 from esper.nissa.live.address import ServerAddress, dashboard_url, listen
 from esper.nissa.live.security import Security
+from esper.nissa.live.token import resolve_token
 
 __all__ = ["run_report", "run_serve"]
 
@@ -29,7 +30,7 @@ def run_report(arguments: Namespace) -> int:
 def run_serve(arguments: Namespace) -> int:
     """Serve the dashboard of a finished or running run until interrupted."""
     address = ServerAddress.parse(arguments.address or DEFAULT_SERVER_ADDRESS)
-    security = Security(host=address.host, token=arguments.token)
+    security = Security(host=address.host, token=resolve_token(arguments.token))
     run_dir = run_directory_at(arguments.run)
     open_source(run_dir)  # refuses a directory without a log before the address is printed
     try:
