@@ -13,6 +13,9 @@ BACKLOG: Final = 128
 RECEIVE_BYTES: Final = 32 * 1024
 """Kernel's receive buffer of a connection, which bounds what one read returns; Linux doubles it."""
 
+SEND_BYTES: Final = 128 * 1024
+"""Kernel's send buffer of a connection, which would grow to megabytes by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
@@ -42,6 +45,7 @@ def listen(address: ServerAddress) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         listener.bind((address.host, address.port))
         listener.listen(BACKLOG)
         listener.setblocking(False)  # required by loop.sock_accept

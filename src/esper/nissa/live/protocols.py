@@ -1,6 +1,8 @@
 """uvicorn's protocols with bounds: what one connection may hold, flood and leave unread."""
 
 import asyncio
+import contextlib
+import socket
 import struct
 from typing import Any, Final, Protocol
 
@@ -13,7 +15,7 @@ from websockets.frames import Frame
 from esper.leyline.live import CloseCode
 from esper.nissa.live.budget import TokenBucket
 
-__all__ = ["BoundedConnection", "HttpProtocol", "WebSocketProtocol"]
+__all__ = ["BoundedConnection", "HttpProtocol", "WebSocketProtocol", "cut_off"]
 
 WRITE_BUFFER_BYTES: Final = 32 * 1024
 """Unsent bytes from which the app waits; it adds one page or one chunk of a file at most."""
@@ -64,6 +66,14 @@ class UnreadClock:
             self._since_s = now_s
         self._num_bytes = num_bytes
         return now_s - self._since_s if num_bytes else 0.0
+
+
+def cut_off(transport: asyncio.Transport) -> None:
+    """End a connection at once, together with what the kernel still holds for its client."""
+    connection = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError):  # the client was faster
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 class HttpProtocol(H11Protocol):
@@ -134,7 +144,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         )
         self.close_sent = True
         if self.transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
-            self.transport.abort()
+            cut_off(self.transport)
             return
         # Written here: the library would wait for the client's answer among the rest of its flood.
         payload = struct.pack("!H", code) + FLOOD_REASON.encode()
@@ -161,7 +171,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._count_frame()
         super().handle_ping()
         if self.transport.get_write_buffer_size() > MAX_WRITE_BUFFER_BYTES:
-            self.transport.abort()
+            cut_off(self.transport)
 
     def handle_pong(self, event: Frame) -> None:
         """Handle a pong."""

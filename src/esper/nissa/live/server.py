@@ -23,6 +23,7 @@ from esper.nissa.live.protocols import (
     BoundedConnection,
     HttpProtocol,
     WebSocketProtocol,
+    cut_off,
 )
 
 __all__ = ["serve"]
@@ -110,7 +111,7 @@ class _Server(uvicorn.Server):
         oldest = min(others, key=_displacement_order, default=None)
         if oldest is None or now_s - oldest.last_active_s < DISPLACE_AFTER_S:
             return False
-        oldest.transport.abort()
+        cut_off(oldest.transport)
         # Closed in the loop's next turn, one turn too late for the count.
         self.server_state.connections.discard(oldest)
         return True
@@ -140,7 +141,7 @@ class _Server(uvicorn.Server):
                 unread_s = one.unread.unread_s(num_bytes, now_s)
                 idle_s = now_s - one.last_active_s if one.is_idle else 0.0
                 if unread_s > UNREAD_GRACE_S or (idle_s > REQUEST_GRACE_S and not num_bytes):
-                    one.transport.abort()
+                    cut_off(one.transport)
 
     async def drain(self, source: LiveSource) -> None:
         """Wait until clients have read the rest of a finished run; abort those that do not read.
