@@ -146,6 +146,7 @@ def test_operational_events_are_these_four() -> None:
     }
     assert operational == {
         EventType.SUBSCRIBER_LAGGED,
+        EventType.LIVE_SERVER_STOPPED,
         EventType.LANE_STALLED,
         EventType.WORKER_RESTARTED,
         EventType.CHECKPOINT_LOADED,

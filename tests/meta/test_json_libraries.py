@@ -11,7 +11,7 @@ ORJSON_USERS = {
     "esper.karn.web.page": "the page's import map",
     "esper.leyline.untyped_json": "foreign lines, configuration files, JSON for people, SQL rows",
     "esper.nissa.reading.foreign": "the form in which foreign lines are compared",
-    "esper.nissa.live.server": "HTTP answers",
+    "esper.nissa.live.app": "HTTP answers",
     "esper.scripts.telemetry": "the event schema",
 }
 """Modules that handle JSON without a type, and what it is."""

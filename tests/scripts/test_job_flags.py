@@ -63,7 +63,7 @@ CASES = {
     "--save": Case("copy.pt", "run.save_path", "copy.pt"),
     "--resume": Case("old.pt", "run.resume_path", "old.pt"),
     "--serve": Case("", "run.serve", DEFAULT_SERVER_ADDRESS),
-    "--serve-token": Case("word", "run.serve_token", "word"),
+    "--serve-token": Case("word", "run.serve_token", "(hidden)"),
     "--serve-origins": Case("http://a:1 http://b:2", "run.serve_origins", ["http://a:1", "http://b:2"]),
     "--quiet": Case("", "run.quiet", True),
     "--no-phase-profiler": Case("", "run.profiler.phases", False),

@@ -18,8 +18,10 @@ import torch
 
 from esper.leyline.telemetry import EventType
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from esper.simic.training.run import Monitor
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
@@ -231,7 +233,7 @@ def _thread_cpu_s(thread: threading.Thread) -> float:
 async def _serve_clients(num_clients: int, hub: TelemetryHub, _stop: object) -> None:
     app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
     async with anyio.create_task_group() as tasks:
-        address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+        address = await tasks.start(serve, app, listen(ServerAddress("127.0.0.1", 0)))
         command = [sys.executable, "-m", "tools.bench.live_clients", f"ws://{address}/ws"]
         command += ["--clients", str(num_clients), "--events", str(PASSIVE_CLIENT)]
         async with await anyio.open_process(command, stdout=DEVNULL, stderr=DEVNULL):

@@ -38,6 +38,12 @@ PROMISES = {
     "run is bounded.",
     "L10": "At its end a long run uses no more memory, threads and open files than after its first "
     "third.",
+    "L13": "Visitors of the live server that send and connect as fast as they can (scans, "
+    "selections, pings, pipelined and unread requests, replays, held connections) slow a run in "
+    "wall time no more than processes without a connection that are as busy, and the memory of the "
+    "run and its server is bounded. The server is a process of its own with a lower priority; its "
+    "death does not end the run. Not promised: the speed at which the server answers others "
+    "meanwhile.",
 }
 """The property that each row tests."""
 

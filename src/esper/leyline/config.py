@@ -240,6 +240,7 @@ class RunOptions(_Config, frozen=True, kw_only=True):
     serve: str | None = None
     """HOST:PORT of the live server; None disables it."""
     serve_token: str | None = None
+    """The token itself, or `@FILE`; None uses the environment's `ESPER_SERVE_TOKEN`, if any."""
     serve_origins: tuple[str, ...] = ()
     """Origins of other pages that may connect, such as http://dash.example:3000."""
     quiet: bool = False

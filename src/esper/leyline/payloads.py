@@ -115,6 +115,12 @@ class SubscriberLagged(Payload, frozen=True, kw_only=True):
     last_dropped_seq: int
 
 
+class LiveServerStopped(Payload, frozen=True, kw_only=True):
+    """The process of the live server ended before the run, which goes on (operational)."""
+
+    reason: str
+
+
 # --- Steps ---------------------------------------------------------------------------------------
 
 

@@ -165,6 +165,7 @@ class EventType(StrEnum):
     LANE_STALLED = "LANE_STALLED"
     WORKER_RESTARTED = "WORKER_RESTARTED"
     SUBSCRIBER_LAGGED = "SUBSCRIBER_LAGGED"
+    LIVE_SERVER_STOPPED = "LIVE_SERVER_STOPPED"
 
 
 class EventSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,6 +286,7 @@ _ROWS: Final = (
     _operational(engine_payloads.LaneStalled, Severity.CRITICAL),
     _operational(engine_payloads.WorkerRestarted, Severity.WARNING),
     _operational(payloads.SubscriberLagged, Severity.WARNING),
+    _operational(payloads.LiveServerStopped, Severity.WARNING),
 )
 
 EVENT_SPECS: Final[Mapping[EventType, EventSpec]] = {row.event_type: row for row in _ROWS}

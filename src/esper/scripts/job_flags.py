@@ -184,7 +184,8 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         _flag(
             "--serve-token",
             "run.serve_token",
-            "token clients must send; required unless on loopback",
+            "token clients must send, or @FILE; required unless on loopback; $ESPER_SERVE_TOKEN "
+            "is used if none is given",
         ),
         _many("--serve-origins", "run.serve_origins", "additional allowed web origins"),
         _switch("--quiet", "run.quiet", "print errors only"),

@@ -132,7 +132,11 @@ def _add_tail(commands: "Subparsers") -> None:
         "--json", action="store_true", help="print the raw JSON lines (default in a pipe)"
     )
     tail.add_argument("--stats", action="store_true", help="print only counts and rate at the end")
-    tail.add_argument("--token", metavar="TEXT", help="access token of the server (default: none)")
+    tail.add_argument(
+        "--token",
+        metavar="TEXT",
+        help="access token of the server, or @FILE (default: $ESPER_SERVE_TOKEN)",
+    )
     tail.set_defaults(command=_tail)
 
 
@@ -186,7 +190,9 @@ def _add_serve(commands: "Subparsers") -> None:
         "--address", metavar="HOST:PORT", help="address to listen on (default: 127.0.0.1:8765)"
     )
     serve.add_argument(
-        "--token", metavar="TEXT", help="token clients must send (default: none, loopback only)"
+        "--token",
+        metavar="TEXT",
+        help="token clients must send, or @FILE (default: $ESPER_SERVE_TOKEN; none on loopback)",
     )
     serve.set_defaults(command=_serve)
 

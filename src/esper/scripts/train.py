@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
+import msgspec
+
 from esper.leyline.errors import ExitCode
 from esper.leyline.jobs import Layer, merge_job, merge_layers
 from esper.leyline.tasks import PRESETS
@@ -122,7 +124,9 @@ def _show_config(arguments: Namespace) -> int:
     from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
 
     job, _ = merge_job(*layers_from(arguments), tasks=all_tasks())
-    print_json(job)
+    token = None if job.run.serve_token is None else "(hidden)"
+    run = msgspec.structs.replace(job.run, serve_token=token)
+    print_json(msgspec.structs.replace(job, run=run))
     return ExitCode.OK
 
 

@@ -13,9 +13,11 @@ from tests.nissa.making import RUN_ID, block, line, pruned, read_events, wait_un
 from esper.leyline.errors import UsageError
 from esper.leyline.live import Gap, Subscription
 from esper.leyline.telemetry import Draft, EventScope, decode_event
+from esper.nissa.bus.event_filter import EventFilter, parse_subscription
 from esper.nissa.bus.feed import FEED_BYTES
 from esper.nissa.bus.hub import TelemetryHub
-from esper.nissa.bus.subscribers import EventFilter, LogReader, Subscriber, parse_subscription
+from esper.nissa.bus.log_reader import LogReader
+from esper.nissa.bus.subscribers import Subscriber
 from esper.nissa.storage.blocks import Block
 
 WAIT_S = 20.0

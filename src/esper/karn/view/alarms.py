@@ -92,6 +92,8 @@ def _env_alarm_text(data: Payload) -> str | None:
             return f"worker {data.worker} {data.reason}; replaced within {data.duration_s:.1f} s"
         case payloads.SubscriberLagged():
             return f"slow subscriber {data.subscriber} lost {data.num_dropped} events"
+        case payloads.LiveServerStopped():
+            return f"the live server stopped ({data.reason}); the run goes on"
         case payloads.MemoryWarning():
             return f"{data.device} is {data.used_fraction:.0%} full"
     return None
