@@ -38,6 +38,12 @@ PROMISES = {
     "run is bounded.",
     "L10": "At its end a long run uses no more memory, threads and open files than after its first "
     "third.",
+    "L11": "From the first instruction of either command on, one SIGINT, SIGTERM or SIGHUP ends it "
+    "with exit code 130 and without a traceback. A second signal within 200 ms counts as the "
+    "first, a later one ends the process at once. Before that instruction, for the first hundredth "
+    "of a second or so, Python's defaults apply: SIGTERM and SIGHUP end the process (a shell "
+    "reports 143 and 129), SIGINT too, or with Python's own KeyboardInterrupt. SIGHUP is ignored "
+    "below `nohup`.",
 }
 """The property that each row tests."""
 

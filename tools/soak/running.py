@@ -25,6 +25,7 @@ MODULES = {
     "L8": ("fuzz",),
     "L9": ("siege",),
     "L10": ("endurance",),
+    "L11": ("startup",),
 }
 LONG = ("L10", "L6")
 """Started first, so that no core is left without work at the end."""

@@ -13,6 +13,7 @@ from esper.karn.view.view_feed import ViewFeed
 from esper.karn.web.routes import dashboard_routes
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.leyline.errors import ExitCode
+from esper.leyline.stop_signals import handled_signals
 from esper.nissa.live.security import Security
 from esper.nissa.live.server import ServerAddress, build_app, serve
 
@@ -32,7 +33,6 @@ def run_serve(arguments: Namespace) -> int:
     address = ServerAddress.parse(arguments.address or DEFAULT_SERVER_ADDRESS)
     try:
         anyio.run(_serve, run_directory_at(arguments.run), address, arguments.token)
-    except KeyboardInterrupt:
         print(file=sys.stderr)  # so that the shell's prompt starts on a new line after ^C
     except BaseExceptionGroup as group:
         raise _only_error(group) from None
@@ -60,3 +60,14 @@ async def _serve(run_dir: Path, address: ServerAddress, token: str | None) -> No
         print(f"dashboard at http://{bound}/{query} (press Ctrl-C to stop)", flush=True)
         tasks.start_soon(follow, source)
         tasks.start_soon(feed.run)
+        tasks.start_soon(_end_at_signal, tasks.cancel_scope)
+
+
+async def _end_at_signal(scope: anyio.CancelScope) -> None:
+    """Cancel the server at the first signal; those that follow change nothing.
+
+    Consumes: signals. Produces: a cancellation. Waits for: a signal. Unblocked by: cancellation.
+    """
+    with anyio.open_signal_receiver(*handled_signals()) as signals:
+        async for _ in signals:
+            scope.cancel()

@@ -47,7 +47,10 @@ def _start(task: msgspec.Struct) -> subprocess.Popen[bytes]:
         "esper.nissa.analysis.reading_child",
         msgspec.json.encode(task).decode(),
     ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    # A process group of its own: Ctrl-C must reach only the parent, which then ends its children.
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, process_group=0
+    )
 
 
 def _finish(child: subprocess.Popen[bytes], result: type[Result]) -> Result:
