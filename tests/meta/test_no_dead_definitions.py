@@ -252,7 +252,7 @@ ALLOWED: dict[str, str] = {
     "esper.nissa.bus.hub.flush.timeout_s": LIBRARY,
     "esper.nissa.storage.journal.Journal.recovery": LIBRARY,
     "esper.nissa.storage.journal.Recovery.*": LIBRARY,
-    "esper.nissa.storage.journal.cut_back.files": REPLACED,
+    "esper.nissa.storage.journal.claim_run.files": REPLACED,
     "esper.nissa.storage.run_directory.build_manifest.run_id": REPLACED,
     "esper.nissa.storage.run_directory.create_run_directory.files": REPLACED,
     "esper.nissa.storage.run_directory.put_rounds_on_record.files": REPLACED,

@@ -44,6 +44,10 @@ PROMISES = {
     "of a second or so, Python's defaults apply: SIGTERM and SIGHUP end the process (a shell "
     "reports 143 and 129), SIGINT too, or with Python's own KeyboardInterrupt. SIGHUP is ignored "
     "below `nohup`.",
+    "L14": "A log, checksum file or operational log that somebody else truncates, appends to, "
+    "replaces, removes or links while a run writes it is noticed at the next commit and ends the "
+    "run with exit code 3 and one sentence. Resume writes only to regular files with one name in "
+    "the run's directory, and refuses links with exit code 2 before it changes anything.",
 }
 """The property that each row tests."""
 

@@ -26,6 +26,7 @@ MODULES = {
     "L9": ("siege",),
     "L10": ("endurance",),
     "L11": ("startup",),
+    "L14": ("tampering",),
 }
 LONG = ("L10", "L6")
 """Started first, so that no core is left without work at the end."""

@@ -75,7 +75,7 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         )
         prepare_tracing(job.run.profiler)
         return_free_memory()  # what loading data and drawing weights took for a moment
-        run_dir, loaded = open_run_directory(setup)
+        run_dir, loaded, claim = open_run_directory(setup)
         hub = TelemetryHub(
             run_dir,
             run_id=read_manifest(run_dir).run_id,
@@ -83,6 +83,7 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
             config=job.training.telemetry,
             fsync=job.run.fsync,
             fsync_interval_s=job.run.fsync_interval_ms / 1000,
+            claim=claim,
         )
         with hub:
             if loaded is not None:
