@@ -16,6 +16,7 @@ from esper.leyline.telemetry import (
 )
 from esper.nissa.storage.blocks import Block
 from esper.nissa.storage.files import FileSystem
+from esper.nissa.storage.journal import apply_cut, claim_run, plan_cut
 
 RUN_ID = "0123abcd"
 
@@ -125,3 +126,14 @@ class FailingFiles(FileSystem):
         if self.fsync_error is not None:
             raise OSError(self.fsync_error, "injected")
         super().fsync(descriptor)
+
+
+def cut_back(run_dir: Path, last_seq: int, *, files: FileSystem | None = None) -> int:
+    """Truncate a run's log after an event, as resuming does; return the number of events cut."""
+    claim = claim_run(run_dir, files=files)
+    try:
+        cut = plan_cut(claim.path, last_seq)
+        apply_cut(claim, cut)
+    finally:
+        claim.close()
+    return cut.num_events_cut

@@ -13,9 +13,10 @@ import pytest
 
 from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.errors import InterruptedRunError, RunFailedError
+from esper.leyline.stop_signals import SAME_REQUEST_S, STOP_SIGNALS
 from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
-from esper.tolaria.supervisor import STOP_SIGNALS, Watchdog, stop_signals, supervise
+from esper.tolaria.supervisor import Watchdog, stop_signals, supervise
 
 WAIT_S = 20.0
 pytestmark = pytest.mark.anyio
@@ -191,7 +192,7 @@ async def test_a_lane_that_beats_is_left_alone_however_long_it_works() -> None:
     assert lane.close(WAIT_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_first_signal_asks_for_a_stop(number: signal.Signals) -> None:
     stop = StopFlag()
 
@@ -202,7 +203,7 @@ def test_the_first_signal_asks_for_a_stop(number: signal.Signals) -> None:
     assert stop.reason == f"received {number.name}"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_handlers_are_put_back_in_the_end(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
@@ -226,18 +227,26 @@ def test_a_thread_of_the_caller_leaves_signals_alone() -> None:
     assert found == before
 
 
-def test_the_second_signal_ends_the_process_at_once() -> None:
-    script = """
-import os, signal, time
+REPEATED = """
+import os, signal, sys, time
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals
 with stop_signals(StopFlag()):
     os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(60)
+    time.sleep(float(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGTERM)
 """
+
+
+@pytest.mark.parametrize(("pause_s", "code"), [(0.0, 0), (2 * SAME_REQUEST_S, 130)])
+def test_the_second_signal_ends_the_process_unless_it_repeats_the_first(
+    pause_s: float, code: int
+) -> None:
     # Importing torch takes most of this time. A process that outlives the signal ends with 0.
     result = subprocess.run(
-        [sys.executable, "-c", script], timeout=100, check=False, capture_output=True
+        [sys.executable, "-c", REPEATED, str(pause_s)],
+        timeout=100,
+        check=False,
+        capture_output=True,
     )
-    assert result.returncode == 130
+    assert result.returncode == code

@@ -26,6 +26,8 @@ MODULES = {
     "L9": ("siege",),
     "L10": ("endurance",),
     "L13": ("visiting",),
+    "L11": ("startup",),
+    "L14": ("tampering",),
 }
 LONG = ("L10", "L6")
 """Started first, so that no core is left without work at the end."""

@@ -8,6 +8,7 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   ├── SlotIdError                  a slot id off the grammar
 │   ├── UnknownNameError             a task, preset, blueprint or mode that does not exist
 │   ├── UnreadableFileError          a file that is missing, damaged or not ours
+│   ├── ForeignFileError             a link or special file where a run would write
 │   ├── DeviceError                  a device that does not exist here
 │   ├── DownloadError                data that could not be fetched
 │   ├── NoDataError                  real data were requested and there are none
@@ -35,6 +36,7 @@ __all__ = [
     "EsperError",
     "EventDecodeError",
     "ExitCode",
+    "ForeignFileError",
     "InterruptedRunError",
     "InvalidValueError",
     "NoDataError",
@@ -121,6 +123,16 @@ class UnreadableFileError(UsageError):
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
+
+
+class ForeignFileError(UsageError):
+    """Raised for a link, or anything but a regular file with one name, where a run would write."""
+
+    def __init__(self, path: object, kind: str) -> None:
+        super().__init__(
+            f"{path}: is {kind}; a run writes only to regular files of its own directory: "
+            "remove it, or resume a copy of the run"
+        )
 
 
 class DeviceError(UsageError):

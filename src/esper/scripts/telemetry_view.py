@@ -12,6 +12,7 @@ from esper.karn.view.followed_log import follow, open_source
 from esper.karn.web.run_server import RunServer
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.leyline.errors import ExitCode
+from esper.leyline.stop_signals import handled_signals
 from esper.nissa.live.address import ServerAddress, dashboard_url, listen
 from esper.nissa.live.security import Security
 from esper.nissa.live.token import resolve_token
@@ -37,8 +38,7 @@ def run_serve(arguments: Namespace) -> int:
         with listen(address) as listener:
             url = dashboard_url(address.host, listener, security.token)
             print(f"dashboard at {url} (press Ctrl-C to stop)", flush=True)
-            anyio.run(_serve, run_dir, security, listener)
-    except KeyboardInterrupt:
+            anyio.run(_serve_until_signal, run_dir, security, listener)
         print(file=sys.stderr)  # so that the shell's prompt starts on a new line after ^C
     except BaseExceptionGroup as group:
         raise _only_error(group) from None
@@ -49,6 +49,13 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error that ended the task group; the other tasks were cancelled by it."""
     first = group.exceptions[0]
     return _only_error(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def _serve_until_signal(run_dir: Path, security: Security, listener: socket.socket) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_end_at_signal, tasks.cancel_scope)
+        await _serve(run_dir, security, listener)
+        tasks.cancel_scope.cancel()
 
 
 async def _serve(run_dir: Path, security: Security, listener: socket.socket) -> None:
@@ -63,3 +70,13 @@ async def _serve(run_dir: Path, security: Security, listener: socket.socket) -> 
             follow=follow,
         )
         is_restarted = await server.run()
+
+
+async def _end_at_signal(scope: anyio.CancelScope) -> None:
+    """Cancel the server at the first signal; those that follow change nothing.
+
+    Consumes: signals. Produces: a cancellation. Waits for: a signal. Unblocked by: cancellation.
+    """
+    with anyio.open_signal_receiver(*handled_signals()) as signals:
+        async for _ in signals:
+            scope.cancel()

@@ -1,5 +1,10 @@
 """`esper-train`: the command that trains, evaluates and compares controllers."""
 
+from esper.scripts.startup import end_process, prepare_process
+
+if __name__ == "__main__":
+    prepare_process()  # before the imports below, which take a moment
+
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
@@ -131,4 +136,4 @@ def _show_config(arguments: Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_process(main()))

@@ -89,6 +89,10 @@ def add_compare_flags(parser: ArgumentParser) -> None:
 
 def run_compare(arguments: Namespace) -> int:
     """Run the missing runs of a comparison and print its report."""
+    # Imported here, and before signals raise: they load torch, which parsing must not.
+    import esper.simic.evaluation.arms
+    import esper.simic.evaluation.compare  # noqa: F401
+
     with explain_interruption(
         f"comparison interrupted; finished runs are saved in {arguments.out}; "
         "run the same command again to continue"

@@ -3,9 +3,7 @@
 import contextlib
 import logging
 import math
-import os
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,8 @@ import anyio
 import anyio.to_thread
 
 from esper.leyline.engine_payloads import LaneStalled
-from esper.leyline.errors import ExitCode, RunFailedError
+from esper.leyline.errors import RunFailedError
+from esper.leyline.stop_signals import on_stop_signal
 from esper.tolaria.lanes import Lane, lane_stacks
 from esper.tolaria.stopping import StopFlag
 
@@ -27,7 +26,6 @@ T = TypeVar("T")
 
 WATCH_INTERVAL_S: Final = 0.25
 LINGER_S: Final = 15.0
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Watchdog:
@@ -186,25 +184,14 @@ def _first_of(errors: BaseExceptionGroup[E]) -> E:
 
 @contextlib.contextmanager
 def stop_signals(stop: StopFlag) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a cooperative stop; a second one exits immediately.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a cooperative stop; a second one exits at once.
 
     These are process-level handlers rather than a task of the event loop, so that they also apply
     before the loop starts and during cleanup after it has ended.
     """
-    # Python delivers signals to the main thread only; elsewhere the caller uses the stop flag.
-    if threading.current_thread() is not threading.main_thread():
+    with on_stop_signal(partial(_request_stop, stop)):
         yield
-        return
-    handler = partial(_on_signal, stop)
-    previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in previous.items():
-            signal.signal(number, former)
 
 
-def _on_signal(stop: StopFlag, number: int, _: object) -> None:
-    if stop.is_set():
-        os._exit(ExitCode.INTERRUPTED)
-    stop.set(f"received {signal.Signals(number).name}")
+def _request_stop(stop: StopFlag, number: signal.Signals) -> None:
+    stop.set(f"received {number.name}")

@@ -277,7 +277,7 @@ def test_removed_run_directory_is_a_failure(tmp_path: Path) -> None:
     shutil.rmtree(run_dir)
     hub.emit(pruned())
 
-    with pytest.raises(TelemetryLostError, match=r"was removed .*\(errno 2\).* is 0"):
+    with pytest.raises(TelemetryLostError, match=r"was removed .* is 0"):
         hub.flush(WAIT_S)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline.config import Job
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import InterruptedRunError, UsageError
 from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
 from esper.leyline.jobs import merge_job
 from esper.leyline.reports import EpisodeStatus
@@ -29,6 +29,7 @@ from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
 from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import stop_signals
 
 __all__ = ["evaluate_controller", "evaluate_policy"]
 
@@ -107,11 +108,17 @@ def evaluate_controller(
     """
     _check(job, command, seeds, greedy=greedy)
     stop = StopFlag(shutdown_event)
-    with one_thread_per_worker():
+    with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
-        rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy)
-    if save_model is not None:
-        _save_best([found.best for found in rounds if found.best is not None], save_model)
+        try:
+            rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy)
+        except InterruptedRunError:
+            raise InterruptedRunError(
+                f"evaluation interrupted ({stop.reason}); no results were saved; run the same "
+                "command again to restart it"
+            ) from None
+        if save_model is not None:
+            _save_best([found.best for found in rounds if found.best is not None], save_model)
     scores = tuple(score for found in rounds for score in found.scores)
     return EvaluationReport(
         task=job.training.task,

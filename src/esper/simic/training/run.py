@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
 
 from esper.leyline.config import Job
@@ -30,6 +29,7 @@ from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.trainer_assembly import build_trainer
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.resuming import OpenedRun
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.run_opening import command_for, open_run_directory
@@ -77,11 +77,11 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         return_free_memory()  # what loading data and drawing weights took for a moment
         # Before anything is written: workers may turn out not to fit this run.
         with closing(build_engine(setup.worker)) as engine:
-            run_dir, loaded = open_run_directory(setup)
-            with _open_hub(run_dir, job) as hub:
+            opened = open_run_directory(setup)
+            with _open_hub(opened, job) as hub:
                 engine.report_restarts_to(hub.emit)
-                if loaded is not None:
-                    hub.emit(loaded)
+                if opened.event is not None:
+                    hub.emit(opened.event)
                 state = run_event_loop(
                     partial(_run, setup, hub, engine, monitors, options.get("ready_event")), stop
                 )
@@ -90,20 +90,21 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         agent=None if learner is None else learner.agent,
         history=state.history,
         state=state,
-        run_dir=run_dir,
-        traces_dir=traces_directory(run_dir, job.run.profiler),
+        run_dir=opened.run_dir,
+        traces_dir=traces_directory(opened.run_dir, job.run.profiler),
         data_note=setup.worker.dataset.note,
     )
 
 
-def _open_hub(run_dir: Path, job: Job) -> TelemetryHub:
+def _open_hub(opened: OpenedRun, job: Job) -> TelemetryHub:
     return TelemetryHub(
-        run_dir,
-        run_id=read_manifest(run_dir).run_id,
+        opened.run_dir,
+        run_id=read_manifest(opened.run_dir).run_id,
         group=job.training.group_id,
         config=job.training.telemetry,
         fsync=job.run.fsync,
         fsync_interval_s=job.run.fsync_interval_ms / 1000,
+        claim=opened.claim,
     )
 
 

@@ -58,6 +58,7 @@ def build_trainer(
         checkpointer=Checkpointer(
             store=store,
             job=setup.job,
+            task=setup.task,
             run_id=hub.run_id,
             command=setup.command,
             hub=setup.worker.parts.get_hub(),

@@ -11,6 +11,7 @@ from esper.leyline.errors import TelemetryLostError
 from esper.leyline.messages import StepEvidence
 from esper.leyline.payloads import CheckpointSaved
 from esper.leyline.reports import BatchSummary
+from esper.leyline.tasks import TaskSpec
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa.bus.hub import Hub
 from esper.simic.training.checkpoints.checkpoint_store import (
@@ -22,7 +23,7 @@ from esper.simic.training.checkpoints.grown import GrownWriter
 from esper.simic.training.checkpoints.run_state import BestEnv, RunState, best_env_of
 from esper.simic.training.policy_controller import PolicyController
 
-__all__ = ["CheckpointHeader", "Checkpointer", "LoadedRun"]
+__all__ = ["CheckpointHeader", "Checkpointer", "LoadedRun", "decisive_part"]
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +41,8 @@ class CheckpointHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     is_best: bool
     is_announced: bool
     """Whether a CHECKPOINT_SAVED follows event `log_seq`; False for a checkpoint not yet due."""
+    task: TaskSpec | None = None
+    """The task as it was when the run began; None in checkpoints of older versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +90,7 @@ class Checkpointer:
 
     store: CheckpointStore
     job: Job
+    task: TaskSpec
     run_id: str
     command: str
     hub: Hub
@@ -167,11 +171,17 @@ class Checkpointer:
             log_seq=self.hub.next_seq - 1,
             is_best=is_best,
             is_announced=is_announced,
+            task=decisive_part(self.task),
         )
 
     def _encoded(self, header: CheckpointHeader) -> bytes:
         controller = {} if self.controller is None else self.controller.state_dict()
         return encode_checkpoint({"header": msgspec.to_builtins(header), **controller})
+
+
+def decisive_part(task: TaskSpec) -> TaskSpec:
+    """Return a task without its description and its defaults, which the job has taken already."""
+    return msgspec.structs.replace(task, summary="", defaults={})
 
 
 def _without_server(job: Job) -> Job:
