@@ -22,7 +22,7 @@ NUM_ENVS, NUM_STEPS = 4, 6
 def run_four(directory: Path, num_lanes: int = 1, **training: object) -> SmallRun:
     shape = {"n_envs": NUM_ENVS, "max_epochs": NUM_STEPS, "n_episodes": 1}
     # A value head of the smallest task's width has one hidden unit, which may be dead.
-    settings = {**shape, "lstm_hidden_dim": 64, **training}
+    settings = {**shape, "lstm_hidden_dim": 64, "episode_end": "bootstrap", **training}
     return lively_run(directory, run={"lanes": num_lanes}, **settings)
 
 
@@ -109,7 +109,7 @@ def test_bootstrap_values_depend_on_what_was_handed_over(
     run = run_four(tmp_path)
 
     assert run.data(EventType.LAST_ACTION) == plain.data(EventType.LAST_ACTION)
-    assert update_of(run).return_mean != update_of(plain).return_mean
+    assert update_of(run).advantage_mean != update_of(plain).advantage_mean
 
 
 def test_a_bootstrapped_state_without_a_legal_op_ends_the_run(
@@ -131,7 +131,7 @@ def test_results_of_lanes_are_joined_in_env_order(
 ) -> None:
     run = run_four(tmp_path, num_lanes)
 
-    assert update_of(run).return_mean == update_of(plain).return_mean
+    assert update_of(run).advantage_mean == update_of(plain).advantage_mean
     assert run.data(EventType.LAST_ACTION) == plain.data(EventType.LAST_ACTION)
 
 
@@ -144,6 +144,19 @@ def test_a_rolled_back_env_names_no_target(tmp_path: Path, monkeypatch: pytest.M
 
     assert run.error is None
     assert sorted(named) == [(env, NUM_STEPS - 1) for env in (0, 1, 3)]
+
+
+def test_an_episode_that_terminates_names_no_target_and_has_no_value_beyond_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[tuple[int, int]] = []
+    change_results(monkeypatch, lambda result: named.extend(result.truncated_bootstrap_targets))
+
+    run = run_four(tmp_path, episode_end="terminate")
+
+    assert run.error is None
+    assert named == []
+    assert update_of(run).num_optimizer_steps > 0
 
 
 # --- What envs keep of their episode -------------------------------------------------------------
