@@ -109,8 +109,8 @@ class EnvWork(Protocol[E, B_contra]):
         """Evaluate the env on the test split; `beat` is called between batches."""
         ...
 
-    def snapshot(self, env: E) -> dict[str, Any]:
-        """Return copies of the tensors and primitives needed to rebuild the env's network."""
+    def snapshot(self, env: E) -> dict[str, Any] | None:
+        """Return copies of what is needed to rebuild the env's network; None without a network."""
         ...
 
     def release(self, env: E) -> None:

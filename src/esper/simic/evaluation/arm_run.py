@@ -68,6 +68,11 @@ def run_arm(
         setup.controller.is_greedy = greedy
         # The comparison may have another number of envs or steps than the policy's training.
         setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
+    if setup.probe is not None:
+        raise UsageError(
+            f"{training.task}: a probe has no network whose accuracy and FLOPs could be compared; "
+            "python -m tools.probes measures policies on probes"
+        )
     topologies = _topologies(arm, model)
     work = _static_work(setup, arm, topologies) if topologies else build_work(setup)
     start = time.perf_counter()

@@ -15,9 +15,8 @@ from esper.simic.training.assembly.run_setup import RunSetup, grown_header
 from esper.simic.training.assembly.worker_assembly import build_engine
 from esper.simic.training.checkpoints.grown import GrownHeader
 from esper.simic.training.checkpoints.run_state import best_env_of
-from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.step import ControlThread, StepResult, run_step
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import Engine, EnvWork
 from esper.tolaria.supervisor import supervise
 
 __all__ = ["GrownNetwork", "EvaluationRound", "evaluate_round"]
@@ -50,7 +49,7 @@ class EvaluationRound:
 
 
 async def evaluate_round(
-    setup: RunSetup, *, work: TrainingWork | None = None, is_tested_each_step: bool = False
+    setup: RunSetup, *, work: EnvWork[Any, Any] | None = None, is_tested_each_step: bool = False
 ) -> EvaluationRound:
     """Take the envs of a setup through one round.
 

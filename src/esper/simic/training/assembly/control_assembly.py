@@ -9,7 +9,6 @@ import torch
 from esper.leyline.payloads import LaneStalled, TrainingStarted
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.simic.rewards.scheme import scheme_of
-from esper.simic.training.assembly.machine import num_lanes_for
 from esper.simic.training.assembly.run_setup import RunSetup, amp_dtype
 from esper.simic.training.assembly.worker_assembly import env_context
 from esper.simic.training.control import Control
@@ -67,7 +66,7 @@ def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
 
 def started_event(setup: RunSetup) -> TrainingStarted:
     """Return what a run says of itself when it begins."""
-    config, run = setup.job.training, setup.job.run
+    config = setup.job.training
     dtype = amp_dtype(setup)
     return TrainingStarted(
         esper_version=__version__,
@@ -77,7 +76,7 @@ def started_event(setup: RunSetup) -> TrainingStarted:
         preset=config.preset,
         data_source=setup.dataset.origin.value,
         topology=setup.task.host.topology.value,
-        host_params=build_model(env_context(setup), 0, 0).num_host_params,
+        host_params=_num_host_params(setup),
         slot_ids=config.slots,
         num_rounds=config.n_episodes,
         num_envs=config.n_envs,
@@ -89,12 +88,18 @@ def started_event(setup: RunSetup) -> TrainingStarted:
         policy_params=None if setup.learner is None else _num_params(setup.learner.agent.network),
         policy_device=str(setup.device),
         env_devices=tuple(sorted({str(fence.device) for fence in setup.fences})),
-        num_lanes=num_lanes_for(run.lanes, config.n_envs),
+        num_lanes=setup.num_lanes,
         amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         compile_mode=config.compile_mode.value,
         torch_version=str(torch.__version__),
         resumed_from_round=None,
     )
+
+
+def _num_host_params(setup: RunSetup) -> int:
+    if setup.probe is not None:
+        return setup.probe.num_params
+    return build_model(env_context(setup), 0, 0).num_host_params
 
 
 def _num_params(network: torch.nn.Module) -> int:

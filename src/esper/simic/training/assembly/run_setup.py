@@ -10,12 +10,14 @@ import torch
 
 from esper.leyline.config import AmpDtype, Job
 from esper.leyline.legality import ActionRules
+from esper.leyline.probes import ProbeHostSpec
 from esper.leyline.tasks import TaskKind, TaskSpec
 from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmented
 from esper.runtime.datasets import Part, TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.training.assembly.controllers import build_controller
+from esper.simic.training.assembly.machine import num_lanes_for
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.grown import GrownHeader
@@ -61,6 +63,20 @@ class RunSetup:
     def learner(self) -> PolicyController | None:
         """Return the controller if it is one that learns."""
         return self.controller if isinstance(self.controller, PolicyController) else None
+
+    @property
+    def probe(self) -> ProbeHostSpec | None:
+        """Return the analytic model that stands in for networks, if the task is a probe."""
+        return self.task.host if isinstance(self.task.host, ProbeHostSpec) else None
+
+    @property
+    def num_lanes(self) -> int:
+        """Return the number of threads that the envs are spread over."""
+        asked = self.job.run.lanes
+        if asked is None and self.probe is not None:
+            # A probe is pure Python: further lanes would only wait for the interpreter lock.
+            asked = 1
+        return num_lanes_for(asked, self.job.training.n_envs)
 
     @property
     def is_judged_by_loss(self) -> bool:

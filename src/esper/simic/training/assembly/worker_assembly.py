@@ -3,35 +3,48 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
+from esper.leyline.probes import ProbeHostSpec
 from esper.runtime.batches import Batch, SharedBatchIterator
 from esper.runtime.tasks import registered_task
-from esper.simic.training.assembly.machine import num_lanes_for
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, amp_dtype, host_device_types
 from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.env_factory import EnvFactoryContext
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.probe_env import ProbeWork
 from esper.tamiyo.masks import ActionMasker
-from esper.tolaria.engine import LaneEngine
+from esper.tolaria.engine import EnvWork, LaneEngine
 
-__all__ = ["build_engine", "build_work", "env_context"]
+__all__ = ["build_engine", "build_probe_work", "build_work", "env_context"]
 
 
 def build_engine(
-    setup: RunSetup, work: TrainingWork | None = None
-) -> LaneEngine[ParallelEnvState, Batch]:
+    setup: RunSetup, work: EnvWork[Any, Batch] | None = None
+) -> LaneEngine[Any, Batch]:
     """Start the lanes that a run's envs live on; without other work, they do the run's own."""
-    config = setup.job.training
+    probe = setup.probe
+    if work is None:
+        work = build_work(setup) if probe is None else build_probe_work(setup, probe)
     return LaneEngine(
-        num_envs=config.n_envs,
-        num_lanes=num_lanes_for(setup.job.run.lanes, config.n_envs),
-        work=build_work(setup) if work is None else work,
-        batches=partial(_train_pass, setup.train_batches),
+        num_envs=setup.job.training.n_envs,
+        num_lanes=setup.num_lanes,
+        work=work,
+        batches=_no_batches if probe is not None else partial(_train_pass, setup.train_batches),
         stop=setup.stop,
+    )
+
+
+def build_probe_work(setup: RunSetup, spec: ProbeHostSpec) -> ProbeWork:
+    """Build what is done to the envs of a probe."""
+    return ProbeWork(
+        config=setup.job.training,
+        spec=spec,
+        action_rules=setup.rules,
+        masker=ActionMasker(setup.rules),
     )
 
 
@@ -69,6 +82,10 @@ def _train_pass(
     batches: SharedBatchIterator, round_index: int, step: int
 ) -> Iterator[Sequence[Batch]]:
     return batches.batches(round=round_index, step=step)
+
+
+def _no_batches(_round_index: int, _step: int) -> tuple[Sequence[Batch], ...]:
+    return ()
 
 
 def _test_pass(setup: RunSetup) -> Iterator[Sequence[Batch]]:
