@@ -1,6 +1,5 @@
 """Writes docs/observation.md from the feature tables in the code."""
 
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,7 +27,22 @@ index for an embedding, -1 for an empty slot.
 
 The features of an empty slot are all zero. A missing or non-finite reading is replaced by a value \
 outside the range of real readings, so that it differs from a measured zero: {UNMEASURED:g} where \
-readings are not negative, {UNMEASURED_SIGNED:g} where they are in [-1, 1].
+readings are not negative, {UNMEASURED_SIGNED:g} where they have either sign.
+
+Differences between accuracies (contributions, interactions) are on a symmetric logarithmic scale \
+on which 100 percentage points are 1: readings of any size differ, small ones most. Nothing is \
+clipped here.
+
+## Normalisation
+
+Each feature x reaches the policy as (x - mean) / deviation, clipped to ±10, with the mean and the \
+standard deviation of all observations of the rounds so far. A round's n observations with mean m \
+and variance v are merged into the N of the rounds before, with mean M and variance V (Chan's \
+formula): with w = n / (N + n), the mean becomes M + w (m - M) and the variance \
+(1 - w) V + w v + w (1 - w) (m - M)². This equals the mean and variance of the whole sample \
+(`tests/simic/test_normalizers.py`). The statistics are frozen during a rollout, belong to a \
+checkpoint, and count only observations of envs that have not failed. A constant feature is \
+centred and not scaled. In the first round, features pass unchanged.
 
 """
 
@@ -76,9 +90,7 @@ def formula(feature: Feature) -> str:
     if feature.transform is Transform.DECAY:
         return f"{feature.scale:g}^x"
     shifted = f"(x - {feature.shift:g})" if feature.shift else "x"
-    scaled = shifted if feature.scale == 1.0 else f"{shifted} / {feature.scale:g}"
-    is_clipped = math.isfinite(feature.low)
-    return f"clip({scaled}, {feature.low:g}, {feature.high:g})" if is_clipped else scaled
+    return shifted if feature.scale == 1.0 else f"{shifted} / {feature.scale:g}"
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ def batch_summary(accuracy_pct: float | None, **changes) -> BatchSummary:
         "mean_accuracy_pct": accuracy_pct,
         "rolling_accuracy_pct": accuracy_pct,
         "mean_reward": 0.0,
+        "mean_task_return": 0.0,
         "update_performed": True,
         "policy_loss": None,
         "value_loss": None,

@@ -81,6 +81,7 @@ def test_envs_show_the_last_episode_to_its_end(model: ViewModel, events: list[Ev
         outcome = outcomes[env.env_id]
         assert env.status == "done"
         assert env.total_reward == outcome.total_reward
+        assert env.task_return == outcome.task_return is not None
         assert env.accuracy_pct == outcome.final_accuracy_pct
         assert env.best_accuracy_pct == outcome.best_accuracy_pct
         assert (env.num_germinated, env.num_pruned) == (outcome.num_germinated, outcome.num_pruned)

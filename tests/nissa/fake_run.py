@@ -204,7 +204,7 @@ class _Story:
                 mean_components=self._components(),
                 mean_reward=self._number(),
                 hindsight_credit=0.0,
-                reward_std=self._number(),
+                reward_scale=self._number(),
             ),
             scope,
         )
@@ -434,6 +434,7 @@ class _Story:
             best_accuracy_pct=self._number(),
             final_loss=self._number(),
             total_reward=self._number(),
+            task_return=self._number(),
             stability=0.75,
             param_ratio=1.25,
             num_germinated=env.germinated,
@@ -481,6 +482,7 @@ class _Story:
             mean_accuracy_pct=self._number(),
             rolling_accuracy_pct=self._number(),
             mean_reward=self._number(),
+            mean_task_return=self._number(),
             env_accuracies_pct=(self._number(),) * self.shape.num_envs,
             env_rewards=(self._number(),) * self.shape.num_envs,
         )

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import ContractError
+from esper.simic.agent.gae import discounted_returns
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer, ValueNormalizer
 
 
@@ -16,31 +17,72 @@ def all_of(rows: Tensor) -> Tensor:
     return torch.ones(rows.shape, dtype=torch.bool)
 
 
-def test_observation_moments_are_those_of_the_mixture_of_old_and_new() -> None:
+def update_rewards(normalizer: RewardNormalizer, rewards: Tensor, gamma: float = 1.0) -> Tensor:
+    """Normalise a round of rewards, each row one episode."""
+    is_end = torch.zeros_like(rewards, dtype=torch.bool)
+    is_end[:, -1] = True
+    paid = all_of(rewards)
+    returns = discounted_returns(rewards.double(), ends=is_end, valid=paid, gamma=gamma)
+    return normalizer.normalize_round(rewards, returns, paid)
+
+
+@pytest.mark.parametrize("sizes", [(1000,), (7, 300, 1, 40), (1, 1, 1)])
+def test_observation_moments_are_those_of_the_whole_sample(sizes: tuple[int, ...]) -> None:
     normalizer = ObservationNormalizer(3)
-    batch = 5.0 + 2.0 * random_rows(1000, 3)
-    old_mean, old_var = normalizer.mean.clone(), normalizer.var.clone()
+    rounds = [
+        3.0 * index + (1.0 + index) * random_rows(size, 3, seed=index)
+        for index, size in enumerate(sizes)
+    ]
 
-    normalizer.update(batch)
+    for rows in rounds:
+        normalizer.update(rows)
 
-    new_mean, new_var = batch.double().mean(0), batch.double().var(0, correction=0)
-    mean = 0.99 * old_mean + 0.01 * new_mean
-    second_moment = 0.99 * (old_var + old_mean**2) + 0.01 * (new_var + new_mean**2)
-    torch.testing.assert_close(normalizer.mean, mean)
-    torch.testing.assert_close(normalizer.var, second_moment - mean**2)
+    whole = torch.cat(rounds).double()
+    torch.testing.assert_close(normalizer.mean, whole.mean(0))
+    torch.testing.assert_close(normalizer.scale, whole.std(0, correction=0))
+    assert normalizer.state_dict()["count"] == len(whole)
 
 
-def test_observations_are_centred_scaled_and_clipped() -> None:
+def test_after_one_round_every_varying_feature_has_a_deviation_near_one() -> None:
+    scales = torch.tensor([1e-4, 3e-3, 0.06, 1.0, 40.0])
+    offsets = torch.tensor([0.3, -0.8, 0.9, 0.0, 100.0])
+    rare = (torch.arange(320) % 160 == 0).float().unsqueeze(1)
+    rows = torch.cat((offsets + scales * random_rows(320, 5), rare), dim=1)
+    normalizer = ObservationNormalizer(6)
+
+    normalizer.update(rows)
+
+    fresh = torch.cat((offsets + scales * random_rows(320, 5, seed=1), rare), dim=1)
+    deviations = normalizer.normalize(fresh).std(0, correction=0)
+    assert ((deviations >= 0.5) & (deviations <= 2.0)).all(), deviations
+
+
+def test_constant_feature_is_centred_and_stays_finite_when_it_moves() -> None:
     normalizer = ObservationNormalizer(2)
-    for seed in range(600):
-        normalizer.update(torch.tensor([3.0, -1.0]) + 2.0 * random_rows(256, 2, seed=seed))
+    normalizer.update(torch.tensor([0.3, 0.0]).expand(100, 2))
 
-    normalized = normalizer.normalize(torch.tensor([3.0, -1.0]) + 2.0 * random_rows(5000, 2))
+    assert normalizer.normalize(torch.tensor([0.3, 0.0])).tolist() == pytest.approx([0.0, 0.0])
+    assert normalizer.normalize(torch.tensor([1.3, -1.0])).tolist() == pytest.approx([1.0, -1.0])
 
-    torch.testing.assert_close(normalized.mean(0), torch.zeros(2), atol=0.1, rtol=0)
-    torch.testing.assert_close(normalized.std(0), torch.ones(2), atol=0.1, rtol=0)
+
+def test_observations_pass_unchanged_before_the_first_round_and_are_clipped() -> None:
+    normalizer = ObservationNormalizer(2)
+    rows = random_rows(10, 2)
+
+    assert torch.equal(normalizer.normalize(rows), rows)
     assert normalizer.normalize(torch.tensor([1e9, -1e9])).tolist() == [10.0, -10.0]
-    assert normalized.dtype == torch.float32
+    assert normalizer.normalize(rows.double()).dtype == torch.float32
+
+
+def test_round_without_an_observation_teaches_nothing() -> None:
+    normalizer = ObservationNormalizer(2)
+    normalizer.update(random_rows(10, 2))
+    before = normalizer.state_dict()
+
+    normalizer.update(torch.zeros(0, 2))
+
+    after = normalizer.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in ("count", "mean", "var"))
 
 
 def test_normalising_observations_learns_nothing() -> None:
@@ -61,23 +103,65 @@ def test_observation_that_is_not_finite_is_not_learned_from() -> None:
     assert normalizer.mean.tolist() == [0.0, 0.0]
 
 
-def test_rewards_are_divided_by_the_std_of_the_rounds_before() -> None:
+def returns_of(rewards: Tensor, gamma: float) -> Tensor:
+    """Return the discounted returns of each row, by the definition."""
+    num_steps = rewards.shape[1]
+    weights = torch.tensor(
+        [[gamma ** (u - t) if u >= t else 0.0 for u in range(num_steps)] for t in range(num_steps)],
+        dtype=torch.float64,
+    )
+    return rewards.double() @ weights.T
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_returns_of_the_rounds_before() -> None:
     normalizer = RewardNormalizer()
     rounds = [scale * random_rows(4, 20, seed=seed) for seed, scale in enumerate((3.0, 1.0, 7.0))]
 
-    normalized = [normalizer.normalize_round(rewards, all_of(rewards)) for rewards in rounds]
+    normalized = [update_rewards(normalizer, rewards, gamma=0.9) for rewards in rounds]
 
-    own = rounds[0].double().std()
+    own = returns_of(rounds[0], 0.9).std(correction=0)
     torch.testing.assert_close(normalized[0], (rounds[0] / own).float())
     torch.testing.assert_close(normalized[1], (rounds[1] / own).float())
-    both = torch.cat(rounds[:2]).double().std()
-    torch.testing.assert_close(normalized[2], (rounds[2] / both).clamp(-10, 10).float())
+    both = torch.cat([returns_of(rewards, 0.9) for rewards in rounds[:2]]).std(correction=0)
+    torch.testing.assert_close(normalized[2], (rounds[2] / both).float())
+
+
+@pytest.mark.parametrize("gamma", [0.99, 0.995, 1.0])
+@pytest.mark.parametrize("num_steps", [1, 5, 40, 150, 1000])
+def test_order_and_spacing_of_terminal_rewards_survive(num_steps: int, gamma: float) -> None:
+    normalizer = RewardNormalizer()
+    accuracies = torch.linspace(0.0, 100.0, 21)
+    rewards = torch.zeros(21, num_steps)
+    rewards[:, -1] = 3.0 * accuracies / 100.0
+
+    last = update_rewards(normalizer, rewards, gamma=gamma)[:, -1]
+
+    steps = last.diff()
+    torch.testing.assert_close(steps, steps.mean().expand_as(steps), rtol=1e-4, atol=1e-5)
+    assert steps.min() > 0.01
+    assert 0.5 < last.max() < 20.0
+
+
+def test_nearly_equal_returns_do_not_become_large() -> None:
+    normalizer = RewardNormalizer()
+    rewards = torch.zeros(50, 5)
+    rewards[:, -1] = 0.6 + 1e-6 * random_rows(50)
+
+    last = update_rewards(normalizer, rewards)[:, -1]
+
+    assert last.tolist() == pytest.approx([10.0] * 50, rel=1e-3)
+
+
+def test_only_a_broken_reward_is_clipped() -> None:
+    normalizer = RewardNormalizer()
+    update_rewards(normalizer, random_rows(10, 10), gamma=0.9)
+
+    assert normalizer.normalize(torch.tensor([1e9, -1e9])).tolist() == [100.0, -100.0]
 
 
 def test_rewards_keep_their_zero_and_their_sign() -> None:
     normalizer = RewardNormalizer()
-    rewards = 5.0 + random_rows(4, 20)
-    normalizer.normalize_round(rewards, all_of(rewards))
+    update_rewards(normalizer, 5.0 + random_rows(4, 20))
 
     normalized = normalizer.normalize(torch.tensor([-1.0, 0.0, 1.0]))
 
@@ -92,31 +176,28 @@ def test_one_envs_rewards_do_not_touch_anothers_within_a_round() -> None:
     results = []
     for second in (quiet, loud):
         normalizer = RewardNormalizer()
-        normalizer.normalize_round(quiet, all_of(quiet))
-        results.append(normalizer.normalize_round(second, all_of(second)))
+        update_rewards(normalizer, quiet)
+        results.append(update_rewards(normalizer, second))
 
     others = [0, 1, 3]
     assert torch.equal(results[0][others], results[1][others])
 
 
-def test_rewards_that_were_not_paid_are_not_learned_from() -> None:
-    rewards = random_rows(4, 20)
-    paid = all_of(rewards)
+def test_returns_that_were_not_paid_are_not_learned_from() -> None:
+    returns = random_rows(4, 20)
+    paid = all_of(returns)
     paid[1, 5:] = False
     normalizer = RewardNormalizer()
 
-    normalizer.normalize_round(torch.where(paid, rewards, 0.0), paid)
+    normalizer.normalize_round(returns, returns.double(), paid)
 
-    torch.testing.assert_close(normalizer.std, rewards[paid].double().std())
+    torch.testing.assert_close(normalizer.scale, returns[paid].double().std(correction=0))
 
 
-@pytest.mark.parametrize("reward", [0.0, 0.25])
-def test_constant_reward_is_left_as_it_is(reward: float) -> None:
-    rewards = torch.full((2, 5), reward)
+def test_rewards_of_zero_stay_zero() -> None:
+    rewards = torch.zeros(2, 5)
 
-    normalized = RewardNormalizer().normalize_round(rewards, all_of(rewards))
-
-    assert torch.equal(normalized, rewards)
+    assert torch.equal(update_rewards(RewardNormalizer(), rewards), rewards)
 
 
 def test_value_scale_pools_at_first_and_moves_slowly_later() -> None:
@@ -135,18 +216,20 @@ def test_value_scale_pools_at_first_and_moves_slowly_later() -> None:
 
     normalizer.update(third, all_of(third))
     third = third.double()
-    expected = 0.99 * expected + 0.01 * third.var(correction=0)
-    expected += 0.99 * 0.01 * (third.mean() - pooled.mean()) ** 2
+    expected = 0.9 * expected + 0.1 * third.var(correction=0)
+    expected += 0.9 * 0.1 * (third.mean() - pooled.mean()) ** 2
     torch.testing.assert_close(normalizer.scale, (expected + 1e-4).sqrt())
+    torch.testing.assert_close(normalizer.mean, 0.9 * pooled.mean() + 0.1 * third.mean())
 
 
 def test_values_come_back_from_their_scale() -> None:
     normalizer = ValueNormalizer()
-    returns = 50.0 * random_rows(4, 20)
+    returns = 300.0 + 50.0 * random_rows(4, 20)
     normalizer.update(returns, all_of(returns))
 
     torch.testing.assert_close(normalizer.denormalize(normalizer.normalize(returns)), returns)
     assert normalizer.normalize(returns).std().item() == pytest.approx(1.0, abs=0.1)
+    assert normalizer.normalize(returns).mean().item() == pytest.approx(0.0, abs=1e-5)
 
 
 def test_state_of_another_layout_is_refused() -> None:

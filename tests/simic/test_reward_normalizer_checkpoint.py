@@ -31,7 +31,7 @@ def trained_rewards(num_rounds: int) -> RewardNormalizer:
     normalizer = RewardNormalizer()
     for seed in range(num_rounds):
         rewards = 3.0 * random_rows(4, 9, seed=seed)
-        normalizer.normalize_round(rewards, torch.ones(4, 9, dtype=torch.bool))
+        normalizer.normalize_round(rewards, rewards, torch.ones(4, 9, dtype=torch.bool))
     return normalizer
 
 
@@ -44,9 +44,9 @@ def test_loaded_reward_normalizer_goes_on_as_if_never_stopped(
     probe, paid = random_rows(4, 9, seed=99), torch.ones(4, 9, dtype=torch.bool)
 
     for _ in range(2):
-        expected = original.normalize_round(probe, paid)
-        assert torch.equal(expected, loaded.normalize_round(probe, paid))
-    assert torch.equal(original.std, loaded.std)
+        expected = original.normalize_round(probe, probe, paid)
+        assert torch.equal(expected, loaded.normalize_round(probe, probe, paid))
+    assert torch.equal(original.scale, loaded.scale)
 
 
 def test_loaded_observation_normalizer_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_stored_state_does_not_follow_later_learning() -> None:
     before = {name: value.clone() for name, value in state.items()}
 
     rewards = 50.0 * random_rows(4, 9)
-    normalizer.normalize_round(rewards, torch.ones(4, 9, dtype=torch.bool))
+    normalizer.normalize_round(rewards, rewards, torch.ones(4, 9, dtype=torch.bool))
 
     assert all(torch.equal(before[name], value) for name, value in state.items())
 
@@ -99,9 +99,9 @@ class Normalizers:
                 super().__init__(*args, **kwargs)
                 witness.made.append(self)
 
-            def normalize_round(self, rewards: Tensor, is_paid: Tensor) -> Tensor:
-                normalized = super().normalize_round(rewards, is_paid)
-                witness.stds.append(float(self.std))
+            def normalize_round(self, rewards: Tensor, returns: Tensor, is_paid: Tensor) -> Tensor:
+                normalized = super().normalize_round(rewards, returns, is_paid)
+                witness.stds.append(float(self.scale))
                 return normalized
 
         return Noted
@@ -168,5 +168,5 @@ def test_a_run_with_a_hub_and_data_of_the_tests_own_reports_the_normalisers_devi
 
     told = [event.data for event in hub.of_type(EventType.REWARD_SUMMARY)]
     assert all(isinstance(summary, RewardSummary) for summary in told)
-    assert [summary.reward_std for summary in told] == normalizers.stds
+    assert [summary.reward_scale for summary in told] == normalizers.stds
     assert {(0, 2), (1, 0), (1, 1), (1, 2)} <= set(passes)

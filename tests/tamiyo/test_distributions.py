@@ -57,6 +57,18 @@ def test_a_million_samples_contain_no_masked_choice() -> None:
         assert bool(masks.gather(-1, actions.unsqueeze(-1)).all())
 
 
+def test_masked_choices_have_a_probability_and_a_gradient_of_exactly_zero() -> None:
+    masks = random_choice_masks(generator(4), 200)
+    logits = random_logits(200, scale=20.0).requires_grad_()
+    chosen = SPACE.distributions(logits, masks)
+    actions = chosen.choose(torch.rand((200, NUM_HEADS), generator=generator(5)))
+
+    assert bool((chosen.probs[~masks] == 0.0).all())
+    (chosen.log_prob(actions).sum() + chosen.entropy().sum()).backward()
+    assert bool((logits.grad[~masks] == 0.0).all())
+    assert bool(logits.grad[masks].any())
+
+
 @pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-24])
 def test_the_ends_of_the_unit_interval_fall_on_valid_choices(uniform: float) -> None:
     masks = random_choice_masks(generator(3), 6000)

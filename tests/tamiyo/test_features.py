@@ -41,12 +41,8 @@ def known(value: float | None, scale, missing: float) -> float:
     return missing if value is None or not math.isfinite(value) else scale(value)
 
 
-def clipped(value: float | None) -> float:
-    return known(value, lambda v: max(-1.0, min(v, 1.0)), -2.0)
-
-
-def tenth(value: float | None) -> float:
-    return clipped(None if value is None else value / 10.0)
+def points(value: float | None) -> float:
+    return known(value, lambda v: math.copysign(math.log1p(abs(v)), v) / math.log(101.0), -2.0)
 
 
 def share_of_episode(value: int) -> float:
@@ -59,11 +55,11 @@ def oracle_slot(report: SeedReport | None) -> list[float]:
     order = [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
     alpha, gradient = report.alpha, report.gradient
     row = [1.0, *(float(report.stage == number) for number in order), alpha.alpha]
-    row += [tenth(report.contribution_pp), tenth(report.contribution_velocity_pp)]
+    row += [points(report.contribution_pp), points(report.contribution_velocity_pp)]
     row += [report.tempo_steps / 12, alpha.target, alpha.mode / 2]
     row += [share_of_episode(alpha.steps_total), share_of_episode(alpha.steps_done)]
     row += [share_of_episode(alpha.steps_to_target), alpha.velocity]
-    row += [(report.algorithm - 1) / 2, tenth(report.interaction_sum_pp)]
+    row += [(report.algorithm - 1) / 2, points(report.interaction_sum_pp)]
     if gradient is None:
         row += [-1.0, -1.0, -1.0, -1.0]
     else:

@@ -1,8 +1,12 @@
 """The policy network: sizes, initial weights, memory, decisions."""
 
+import math
+
+import msgspec
 import pytest
 import torch
 from tests.tamiyo.policies import (
+    SPEC,
     generator,
     random_inputs,
     random_masks,
@@ -70,6 +74,18 @@ def test_initial_weights_are_orthogonal_with_the_stated_gains() -> None:
     for critic in (network.value, network.q, network.contribution):
         assert gain_of(critic[-1].weight) == pytest.approx(0.1, rel=1e-3)
     assert gain_of(network.lstm.weight_hh_l0) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_initial_weights_can_be_uniform_within_the_bound_of_their_inputs() -> None:
+    network = small_network(spec=msgspec.structs.replace(SPEC, is_orthogonal=False))
+    layers = [item for item in network.modules() if isinstance(item, torch.nn.Linear)]
+    hidden = network.features[0]
+
+    bound = math.sqrt(2) / math.sqrt(hidden.in_features)
+    assert 0.95 * bound < float(hidden.weight.abs().max()) <= bound
+    last = network.heads[Head.OP][-1]
+    assert float(last.weight.abs().max()) <= 0.01 / math.sqrt(last.in_features)
+    assert all(not bool(layer.bias.any()) for layer in layers)
 
 
 def test_lstm_starts_by_remembering() -> None:

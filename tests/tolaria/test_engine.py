@@ -86,7 +86,7 @@ class NotingWork:
         for env in envs:
             with contained(failures, env.env_id, Place(Phase.APPLY, decision.step)):
                 result.outcomes.append(self._outcome(env, decision))
-                if decision.is_last_step:
+                if decision.is_truncated:
                     result.truncated_bootstrap_targets.append((env.env_id, decision.step))
                     result.post_action_signals.append(make_signals(step=env.env_id))
                     result.post_action_slot_reports.append(())
@@ -119,12 +119,13 @@ def shared_batches(round_index: int, step: int) -> Iterator[Sequence[str]]:
         yield [f"{round_index}/{step}/{index}/{env_id}" for env_id in range(NUM_ENVS)]
 
 
-def decision(step: int, *, is_last_step: bool = False) -> StepDecision:
+def decision(step: int, *, is_truncated: bool = False) -> StepDecision:
     actions = tuple(ActionSpec(slot_id=f"r0c{env_id}") for env_id in range(NUM_ENVS))
     return StepDecision(
         round=0,
         step=step,
-        is_last_step=is_last_step,
+        is_last_step=is_truncated,
+        is_truncated=is_truncated,
         actions=actions,
         details=(None,) * NUM_ENVS,
         previous_rewards=(None,) * NUM_ENVS,
@@ -234,7 +235,7 @@ async def test_a_lane_applies_all_its_live_envs_in_one_call_and_results_are_in_e
     with anyio.fail_after(WAIT_S):
         await engine.build_round(0)
         first = await engine.apply(decision(0))
-        last = await engine.apply(decision(1, is_last_step=True))
+        last = await engine.apply(decision(1, is_truncated=True))
         await engine.close()
 
     every = [tuple(range(lane, NUM_ENVS, num_lanes)) for lane in range(num_lanes)]

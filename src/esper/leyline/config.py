@@ -6,19 +6,27 @@ from typing import Annotated, Final
 import msgspec
 
 from esper.leyline.ranges import (
+    Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
 )
-from esper.leyline.rewards import LossRewardConfig, RewardConfig, RewardFamily, RewardMode
+from esper.leyline.rewards import (
+    EpisodeEnd,
+    LossRewardConfig,
+    RewardConfig,
+    RewardFamily,
+    RewardMode,
+)
 from esper.leyline.slots import DEFAULT_SLOT_IDS
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import BatchMode
 
 __all__ = [
     "DEFAULT_SERVER_ADDRESS",
+    "AdvantageNorm",
     "AmpDtype",
     "CompileMode",
     "DataSource",
@@ -59,6 +67,13 @@ class CompileMode(StrEnum):
     DEFAULT = "default"
     REDUCE_OVERHEAD = "reduce-overhead"
     MAX_AUTOTUNE = "max-autotune"
+
+
+class AdvantageNorm(StrEnum):
+    """The decisions over which advantages are standardised."""
+
+    ROUND = "round"
+    MINIBATCH = "minibatch"
 
 
 class FsyncPolicy(StrEnum):
@@ -168,8 +183,12 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     # Policy
     lstm_hidden_dim: PositiveInt = 512
     feature_dim: PositiveInt = 512
+    orthogonal_init: bool = True
+    """Initial weights of the policy: orthogonal, or uniform as PyTorch initialises layers."""
     # Update
     lr: PositiveFloat = 3e-4
+    lr_end: NonNegativeFloat | None = None
+    """Learning rate at the end of the run, approached linearly by round; None keeps lr."""
     clip_ratio: PositiveFraction = 0.2
     gamma: PositiveFraction = 0.995
     gae_lambda: PositiveFraction = 0.98
@@ -177,7 +196,13 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     """PPO updates on each round's rollout; a KL stop ends the series. Schedules count rounds."""
     recurrent_n_epochs: PositiveInt = 4
     """Passes over the rollout within one update."""
-    target_kl: PositiveFloat | None = 0.015
+    num_minibatches: PositiveInt = 4
+    """Minibatches of a pass, each of whole env rows; at most one per env."""
+    advantage_norm: AdvantageNorm = AdvantageNorm.ROUND
+    target_kl: PositiveFloat | None = 0.1
+    """KL divergence per decision; an update ends before a step that starts from 1.5 times it."""
+    value_clip: PositiveFloat | None = None
+    """How far a value may move in an update, in deviations of returns; None does not clip."""
     policy_max_grad_norm: PositiveFloat = 5.0
     weight_decay: NonNegativeFloat = 0.0
     value_coef: NonNegativeFloat = 0.5
@@ -191,13 +216,18 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     entropy_anneal_episodes: NonNegativeInt = 0
     entropy_coef_per_head: dict[str, float] = {}
     """Replaces the entropy weight of single heads."""
+    floor_end: Fraction = 0.05
+    """Factor of the exploration floors at the end of annealing, which starts from 1."""
     total_train_steps: PositiveInt | None = None
-    """Rounds over which the floor penalty is scheduled; None takes the run's number of rounds."""
+    """Rounds over which learning rate, floor penalty and, where entropy is not annealed, the floors
+    are scheduled; None takes the run's number of rounds."""
     # Reward
     reward_family: RewardFamily = RewardFamily.CONTRIBUTION
     reward_mode: RewardMode = RewardMode.SHAPED
     reward: RewardConfig = RewardConfig()
     loss_reward: LossRewardConfig = LossRewardConfig()
+    episode_end: EpisodeEnd | None = None
+    """None terminates episodes whose reward has a terminal term, and bootstraps others."""
     plateau_threshold: NonNegativeFloat = 0.5
     improvement_threshold: NonNegativeFloat = 2.0
     # Observation of the run

@@ -150,6 +150,8 @@ class StepDecision(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     is_last_step: bool
     """The episodes end with this step."""
+    is_truncated: bool = False
+    """The episodes are cut off with this step: the engine reports the states that follow."""
     actions: tuple[ActionSpec | None, ...]
     details: tuple[DecisionDetail | None, ...]
     previous_rewards: tuple[float | None, ...]
@@ -206,8 +208,8 @@ class EnvOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class ActionExecutionResult(msgspec.Struct, kw_only=True):
     """The results of the decisions of one lane's envs, in env order.
 
-    The `post_action_*` lists have one entry per truncated target and are empty before the last
-    step of an episode.
+    The `post_action_*` lists have one entry per truncated target and are empty unless the decision
+    says that the episodes are cut off.
     """
 
     outcomes: list[EnvOutcome] = []

@@ -426,6 +426,8 @@ class EpisodeOutcome(Payload, frozen=True, kw_only=True):
     best_accuracy_pct: Measured
     final_loss: Measured
     total_reward: Measured
+    task_return: Measured = None
+    """The total reward without shaping; None in logs from before it was reported."""
     stability: Measured
     param_ratio: float
     num_germinated: int
@@ -442,6 +444,8 @@ class BatchEpochCompleted(Payload, frozen=True, kw_only=True):
     mean_accuracy_pct: Measured
     rolling_accuracy_pct: Measured
     mean_reward: Measured
+    mean_task_return: Measured = None
+    """Mean of the rewards without shaping; None in logs from before it was reported."""
     env_accuracies_pct: tuple[Measured, ...]
     env_rewards: tuple[Measured, ...]
 
@@ -492,8 +496,8 @@ class RewardSummary(Payload, frozen=True, kw_only=True):
     mean_components: RewardComponents
     mean_reward: Measured
     hindsight_credit: Measured
-    reward_std: Measured
-    """Of the reward normaliser after its update."""
+    reward_scale: Measured
+    """What rewards are divided by: the deviation of discounted returns, after its update."""
 
 
 class Throughput(Payload, frozen=True, kw_only=True):
@@ -613,6 +617,7 @@ class PPOUpdateCompleted(Payload, frozen=True, kw_only=True):
     gradient_norm: Measured
     """Before clipping."""
     kl_divergence: Measured
+    """Per decision, of the joint policy, like the clip fractions and ratios below."""
     clip_fraction: Measured
     clip_fraction_positive: Measured
     clip_fraction_negative: Measured
@@ -620,10 +625,10 @@ class PPOUpdateCompleted(Payload, frozen=True, kw_only=True):
     ratio_std: Measured
     ratio_min: Measured
     ratio_max: Measured
-    joint_ratio_max: Measured
     log_prob_min: Measured
     log_prob_max: Measured
     explained_variance: Measured
+    """Of realised returns, which contain no estimate of the critic; so are all returns below."""
     has_low_return_variance: bool
     """The variance of returns was under its floor, so explained variance says little."""
     value_nrmse: Measured

@@ -113,6 +113,8 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     final_loss: float | None
     total_reward: float
     """Sum of the raw rewards after penalties."""
+    task_return: float
+    """The same without shaping: what claims are made on."""
     stability: float
     """1 / (1 + variance of the last rewards)."""
     param_ratio: float
@@ -134,6 +136,8 @@ class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of the final accuracies of the envs that reached their last step."""
     rolling_accuracy_pct: float | None
     mean_reward: float
+    mean_task_return: float
+    """Mean of the episodes' returns without shaping."""
     update_performed: bool
     policy_loss: float | None
     value_loss: float | None

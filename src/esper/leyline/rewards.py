@@ -12,6 +12,7 @@ from esper.leyline.stages import COOLDOWN_STAGES, Stage
 
 __all__ = [
     "AttributionFormula",
+    "EpisodeEnd",
     "HackingPattern",
     "HackingSuspicion",
     "LossRewardConfig",
@@ -45,6 +46,15 @@ class RewardMode(StrEnum):
     SPARSE = "sparse"
     MINIMAL = "minimal"
     SIMPLIFIED = "simplified"
+
+
+class EpisodeEnd(StrEnum):
+    """What the last step of an episode is to the learner."""
+
+    TERMINATE = "terminate"
+    """The end of the task: nothing follows, and the last state has value and potential 0."""
+    BOOTSTRAP = "bootstrap"
+    """A cut in a task that goes on: the critic's value of the last state stands for the rest."""
 
 
 class AttributionFormula(StrEnum):
@@ -330,6 +340,10 @@ class RewardComponents(msgspec.Struct, frozen=True, kw_only=True):
     def total(self) -> float:
         """Return the sum of all terms, in the order they are declared."""
         return float(sum(msgspec.structs.astuple(self)))
+
+    def task_total(self) -> float:
+        """Return the sum of all terms but shaping, which only moves reward in time."""
+        return float(sum(msgspec.structs.astuple(msgspec.structs.replace(self, pbrs=0.0))))
 
 
 class HackingPattern(StrEnum):

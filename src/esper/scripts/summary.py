@@ -28,6 +28,7 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     mean_accuracy_pct: float | None
     mean_reward: float
+    mean_task_return: float
     fossilized: int
     param_ratio: float
 
@@ -75,6 +76,7 @@ def _round_row(summary: BatchSummary) -> RoundRow:
         round=summary.round,
         mean_accuracy_pct=summary.mean_accuracy_pct,
         mean_reward=summary.mean_reward,
+        mean_task_return=summary.mean_task_return,
         fossilized=sum(record.num_fossilized for record in episodes),
         param_ratio=sum(record.param_ratio for record in episodes) / len(episodes),
     )

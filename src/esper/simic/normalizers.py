@@ -23,10 +23,16 @@ __all__ = [
 ]
 
 OBSERVATION_CLIP: Final = 10.0
-REWARD_CLIP: Final = 10.0
-MOMENTUM: Final = 0.99
+REWARD_CLIP: Final = 100.0
+"""In deviations of returns: no reward gets there unless something is broken."""
+VALUE_MOMENTUM: Final = 0.9
+"""Returns change with the policy, so that the value scale follows the last rounds."""
 VARIANCE_EPSILON: Final = 1e-4
-MIN_REWARD_STD: Final = 1e-8
+MIN_FEATURE_VARIANCE: Final = 1e-10
+"""A feature that varies less counts as constant: it is centred and not scaled."""
+MIN_REWARD_SCALE: Final = 1e-8
+MIN_SPREAD: Final = 0.1
+"""Lower bound of the deviation of returns, as a fraction of their root mean square."""
 MIN_VALUE_SAMPLES: Final = 32
 
 NormalizerState: TypeAlias = dict[str, Tensor]
@@ -104,43 +110,46 @@ def _restored(moments: _Moments, state: Mapping[str, Tensor]) -> _Moments:
 
 
 class ObservationNormalizer:
-    """Centres and scales each feature by an exponential running mean and variance."""
+    """Centres and scales each feature by the mean and variance of all observations so far.
+
+    A round's moments are merged with those of the rounds before by Chan's formula, so that they
+    equal the moments of the whole sample. Before the first round features pass unchanged.
+    """
 
     def __init__(self, obs_dim: int, device: torch.device | str = "cpu") -> None:
-        self._moments = _Moments(
-            count=torch.zeros((), dtype=torch.float64, device=device),
-            mean=torch.zeros(obs_dim, dtype=torch.float64, device=device),
-            var=torch.ones(obs_dim, dtype=torch.float64, device=device),
-        )
+        zeros = torch.zeros(obs_dim, dtype=torch.float64, device=device)
+        count = torch.zeros((), dtype=torch.float64, device=device)
+        self._moments = _Moments(count=count, mean=zeros, var=zeros.clone())
         self._num_rounds = 0
 
     @property
     def mean(self) -> Tensor:
-        """Return the running mean of each feature."""
+        """Return the mean of each feature."""
         return self._moments.mean
 
     @property
-    def var(self) -> Tensor:
-        """Return the running variance of each feature."""
-        return self._moments.var
+    def scale(self) -> Tensor:
+        """Return the standard deviation of each feature; 1 for a constant one."""
+        var = self._moments.var
+        return torch.where(var > MIN_FEATURE_VARIANCE, var, 1.0).sqrt()
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Return normalised observations [..., D], clipped, in float32."""
-        scale = (self._moments.var + VARIANCE_EPSILON).sqrt()
-        centred = (obs - self._moments.mean) / scale
+        centred = (obs - self._moments.mean) / self.scale
         return centred.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP).float()
 
     def update(self, obs: Tensor) -> None:
-        """Update the statistics with all raw observations [rows, D] of a round."""
+        """Merge all raw observations [rows, D] of a round into the statistics."""
         sample = obs.double()
         if not bool(torch.isfinite(sample).all()):
             raise ContractError("observation normaliser: a raw observation is not finite")
-        batch = _Moments(
-            count=torch.tensor(float(len(sample)), dtype=torch.float64, device=obs.device),
-            mean=sample.mean(0),
-            var=sample.var(0, correction=0),
-        )
-        self._moments = self._moments.moved_towards(batch, 1 - MOMENTUM)
+        if len(sample):
+            batch = _Moments(
+                count=torch.tensor(float(len(sample)), dtype=torch.float64, device=obs.device),
+                mean=sample.mean(0),
+                var=sample.var(0, correction=0),
+            )
+            self._moments = self._moments.merged(batch)
         self._num_rounds += 1
 
     def state_dict(self) -> NormalizerState:
@@ -154,32 +163,44 @@ class ObservationNormalizer:
 
 
 class RewardNormalizer:
-    """Divides rewards by their running standard deviation, without moving their zero."""
+    """Divides rewards by the deviation of discounted returns, without moving their zero.
+
+    The deviation of single rewards would be wrong: it falls with the length of an episode that is
+    paid at its end, so that a lone terminal reward would grow with the square root of the length.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._moments = _scalar_moments(device)
         self._num_rounds = 0
 
     @property
-    def std(self) -> Tensor:
-        """Return the sample standard deviation of all rewards so far; 1 if it is too small."""
-        count = self._moments.count
-        std = (self._moments.var * count / (count - 1).clamp_min(1)).sqrt()
-        return torch.where(std > MIN_REWARD_STD, std, 1.0)
+    def scale(self) -> Tensor:
+        """Return the divisor of rewards; 1 while all returns are 0.
+
+        Nearly constant returns have a deviation near 0, but must not become arbitrarily large.
+        """
+        var, mean = self._moments.var, self._moments.mean
+        scale = torch.maximum(var, MIN_SPREAD**2 * (var + mean**2)).sqrt()
+        return torch.where(scale > MIN_REWARD_SCALE, scale, 1.0)
 
     def normalize(self, rewards: Tensor) -> Tensor:
-        """Return raw rewards divided by their standard deviation, clipped, in float32."""
-        return (rewards / self.std).clamp(-REWARD_CLIP, REWARD_CLIP).float()
+        """Return raw rewards divided by the scale, clipped, in float32."""
+        return (rewards / self.scale).clamp(-REWARD_CLIP, REWARD_CLIP).float()
 
-    def normalize_round(self, rewards: Tensor, is_paid: Tensor) -> Tensor:
-        """Normalise a whole round [envs, steps], and update with its valid rewards, in env order.
+    def normalize_round(self, rewards: Tensor, returns: Tensor, is_paid: Tensor) -> Tensor:
+        """Normalise a whole round [envs, steps], and update with its valid returns, in env order.
 
         The scale is that of the previous rounds, so that envs of a round do not affect each other.
         The first round has no previous one and is scaled by its own statistics: otherwise the first
         update would use unnormalised rewards.
+
+        Args:
+            rewards: raw rewards.
+            returns: their discounted sums until the end of the segment.
+            is_paid: which of the returns enter the statistics.
         """
         known = self._moments
-        learned = known.merged(_moments_of(rewards, is_paid))
+        learned = known.merged(_moments_of(returns, is_paid))
         if self._num_rounds == 0:
             self._moments = learned
         normalized = self.normalize(rewards)
@@ -198,7 +219,7 @@ class RewardNormalizer:
 
 
 class ValueNormalizer:
-    """Scales returns to what the value head predicts, and back, without moving their zero."""
+    """Standardises returns to what the value head predicts, and converts its outputs back."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._moments = _scalar_moments(device)
@@ -210,19 +231,24 @@ class ValueNormalizer:
         scale = (self._moments.var + VARIANCE_EPSILON).sqrt()
         return torch.where(self._moments.count >= MIN_VALUE_SAMPLES, scale, 1.0)
 
+    @property
+    def mean(self) -> Tensor:
+        """Return the centre of normalised values; 0 before there are enough returns."""
+        return torch.where(self._moments.count >= MIN_VALUE_SAMPLES, self._moments.mean, 0.0)
+
     def normalize(self, returns: Tensor) -> Tensor:
         """Return targets for the value head."""
-        return (returns / self.scale).float()
+        return ((returns - self.mean) / self.scale).float()
 
     def denormalize(self, values: Tensor) -> Tensor:
         """Convert value head outputs back to the scale of returns."""
-        return (values * self.scale).float()
+        return (values * self.scale + self.mean).float()
 
     def update(self, returns: Tensor, valid: Tensor) -> None:
         """Update with a round's returns: pooled at first, exponential averaging once enough."""
         batch = _moments_of(returns, valid)
         is_warm = self._moments.count >= MIN_VALUE_SAMPLES
-        moved = self._moments.moved_towards(batch, 1 - MOMENTUM)
+        moved = self._moments.moved_towards(batch, 1 - VALUE_MOMENTUM)
         pooled = self._moments.merged(batch)
         self._moments = _Moments(
             count=pooled.count,

@@ -85,6 +85,7 @@ class ActionSpace(nn.Module):
     causal: Tensor  # bool [ops, K]: whether the op uses the head
     neutral: Tensor  # bool [K, W]: one-hot, the value of a head that the op does not use
     mixtures: Tensor  # [K, 1]: weight of the uniform distribution
+    _full_mixtures: Tensor  # [K, 1]: the same before annealing
     columns: Tensor  # int64 [K * W]: index of each padded choice in the concatenated outputs
 
     def __init__(self, num_slots: int, mixtures: tuple[float, ...] = DEFAULT_MIXTURES) -> None:
@@ -101,8 +102,14 @@ class ActionSpace(nn.Module):
             first += size
         self.register_buffer("causal", torch.tensor(causal), persistent=False)
         self.register_buffer("neutral", neutral, persistent=False)
-        self.register_buffer("mixtures", torch.tensor(mixtures).unsqueeze(-1), persistent=False)
+        weights = torch.tensor(mixtures).unsqueeze(-1)
+        self.register_buffer("mixtures", weights.clone(), persistent=False)
+        self.register_buffer("_full_mixtures", weights, persistent=False)
         self.register_buffer("columns", columns.flatten(), persistent=False)
+
+    def scale_mixtures(self, factor: float) -> None:
+        """Set the weights of the uniform distribution to this multiple of their initial ones."""
+        self.mixtures.copy_(factor * self._full_mixtures)
 
     def pad(self, outputs: Tensor) -> Tensor:
         """Return the heads' concatenated outputs as float32 rows [..., K, W].

@@ -1,5 +1,6 @@
 """Observation features: the tables that define their names and scaling, and the extractor."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +23,7 @@ __all__ = [
     "BASE_FEATURES",
     "BASE_TABLE",
     "FRESHNESS_DECAY",
+    "POINTS_SCALE",
     "SLOT_FEATURES",
     "SLOT_TABLE",
     "SYMLOG_SCALE",
@@ -39,19 +41,22 @@ UNMEASURED: Final = -1.0
 """Value of a missing or non-finite reading where real readings are not negative."""
 
 UNMEASURED_SIGNED: Final = -2.0
-"""Value of a missing or non-finite reading where real readings are in [-1, 1]."""
+"""Value of a missing or non-finite reading where real readings have either sign."""
 
 FRESHNESS_DECAY: Final = 0.995
 """Factor per step since a contribution was measured."""
 
 SYMLOG_SCALE: Final = 7.0
 
+POINTS_SCALE: Final = math.log1p(100.0)
+"""Scale of differences between accuracies: 100 percentage points are 1, and nothing is clipped."""
+
 
 class Transform(StrEnum):
     """How a raw reading x becomes a feature."""
 
     LINEAR = "linear"
-    """(x - shift) / scale, clipped to [low, high]."""
+    """(x - shift) / scale."""
     STEPS = "steps"
     """x / episode length, at most 1."""
     SYMLOG = "symlog"
@@ -70,7 +75,6 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     transform: Transform = Transform.LINEAR
     shift: float = 0.0
     scale: float = 1.0
-    low: float = -np.inf
     high: float = np.inf
     unmeasured: float | None = None
     """Value of a missing reading; None where readings are never missing."""
@@ -84,13 +88,12 @@ def _optional(name: str, source: str, scale: float, meaning: str) -> Feature:
     return Feature(name=name, source=source, scale=scale, meaning=meaning, unmeasured=UNMEASURED)
 
 
-def _signed(name: str, source: str, scale: float, meaning: str) -> Feature:
+def _points(name: str, source: str, meaning: str) -> Feature:
     return Feature(
         name=name,
         source=source,
-        scale=scale,
-        low=-1.0,
-        high=1.0,
+        transform=Transform.SYMLOG,
+        scale=POINTS_SCALE,
         unmeasured=UNMEASURED_SIGNED,
         meaning=meaning,
     )
@@ -154,11 +157,10 @@ SLOT_TABLE: Final = (
         for stage in Stage
     ),
     _linear("alpha", "alpha.alpha", 1.0, "blending weight of the seed"),
-    _signed("contribution", "contribution_pp", 10.0, "accuracy with the seed minus without it"),
-    _signed(
+    _points("contribution", "contribution_pp", "accuracy with the seed minus without it"),
+    _points(
         "contribution_velocity",
         "contribution_velocity_pp",
-        10.0,
         "smoothed change of the contribution between measurements",
     ),
     _linear("tempo", "tempo_steps", 12.0, "length of the first ramp"),
@@ -169,7 +171,7 @@ SLOT_TABLE: Final = (
     _steps("alpha_steps_to_target", "alpha.steps_to_target", "remaining steps of the ramp"),
     _linear("alpha_velocity", "alpha.velocity", 1.0, "mean change of alpha per step"),
     _linear("algorithm", "algorithm", 2.0, "blending operator: add, multiply or gate", shift=1.0),
-    _signed("interaction", "interaction_sum_pp", 10.0, "sum of interactions with other seeds"),
+    _points("interaction", "interaction_sum_pp", "sum of interactions with other seeds"),
     _symlog("gradient_norm", "gradient.norm", "norm of the seed's gradient"),
     _optional("gradient_health", "gradient.health", 1.0, "health of the seed's gradient"),
     _optional(
@@ -227,7 +229,6 @@ class _Scaling:
 
     shift: NDArray[np.float64]
     scale: NDArray[np.float64]
-    low: NDArray[np.float64]
     high: NDArray[np.float64]
     unmeasured: NDArray[np.float64]
     is_symlog: NDArray[np.bool_]
@@ -242,7 +243,6 @@ class _Scaling:
         return cls(
             shift=np.array([feature.shift for feature in table]),
             scale=np.where(is_decay, 1.0, scale),
-            low=np.array([feature.low for feature in table]),
             high=np.array([feature.high for feature in table]),
             unmeasured=np.array([_unmeasured_of(feature) for feature in table]),
             is_symlog=np.array([feature.transform is Transform.SYMLOG for feature in table]),
@@ -256,7 +256,7 @@ class _Scaling:
         symlog = value[..., self.is_symlog]
         value[..., self.is_symlog] = np.sign(symlog) * np.log1p(np.abs(symlog))
         value[..., self.is_decay] = self.decay ** value[..., self.is_decay]
-        scaled = np.clip((value - self.shift) / self.scale, self.low, self.high)
+        scaled = np.minimum((value - self.shift) / self.scale, self.high)
         return np.where(is_measured, scaled, self.unmeasured)
 
 

@@ -35,6 +35,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     feature_dim: int
     hidden_dim: int
     mixtures: tuple[float, ...] = DEFAULT_MIXTURES
+    is_orthogonal: bool = True
+    """Whether initial weights are orthogonal; else uniform, as PyTorch initialises layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,17 +153,24 @@ class PolicyNetwork(nn.Module):
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, nn.Linear):
-                gain = gains.get(module, HIDDEN_GAIN)
-                nn.init.orthogonal_(module.weight, gain, generator=generator)
+                self._draw(module.weight, generator, gain=gains.get(module, HIDDEN_GAIN))
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.blueprints.weight, std=0.02, generator=generator)
         hidden = self.spec.hidden_dim
         for name, parameter in self.lstm.named_parameters():
             if name.startswith("weight"):
-                nn.init.orthogonal_(parameter, generator=generator)
+                self._draw(parameter, generator, gain=1.0)
             else:
                 nn.init.zeros_(parameter)
                 nn.init.ones_(parameter[hidden : 2 * hidden])  # forget gate open at first
+
+    def _draw(self, weight: Tensor, generator: torch.Generator, *, gain: float) -> None:
+        """Initialise a matrix: orthogonal, or uniform within 1/sqrt(inputs), times its gain."""
+        if self.spec.is_orthogonal:
+            nn.init.orthogonal_(weight, gain, generator=generator)
+        else:
+            bound = gain / math.sqrt(weight.shape[1])
+            nn.init.uniform_(weight, -bound, bound, generator=generator)
 
     @cached_property
     def parameter_groups(self) -> tuple[tuple[nn.Parameter, ...], ...]:

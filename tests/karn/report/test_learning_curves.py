@@ -39,6 +39,7 @@ def named(curves: tuple[LearningCurve, ...], name: str) -> LearningCurve:
     ("name", "event_type", "field"),
     [
         ("mean_accuracy_pct", "BATCH_EPOCH_COMPLETED", "mean_accuracy_pct"),
+        ("mean_task_return", "BATCH_EPOCH_COMPLETED", "mean_task_return"),
         ("mean_reward", "BATCH_EPOCH_COMPLETED", "mean_reward"),
         ("num_fossilized", "BATCH_STATS", "seeds_fossilized"),
         ("num_pruned", "BATCH_STATS", "seeds_pruned"),

@@ -80,9 +80,9 @@ def test_state_of_another_version_is_refused_with_both_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_agent().save(tmp_path / "agent.pt")
-    monkeypatch.setattr(ppo_agent, "AGENT_STATE_VERSION", 2)
+    monkeypatch.setattr(ppo_agent, "AGENT_STATE_VERSION", 3)
 
-    with pytest.raises(UnreadableFileError, match="has version 1, this Esper reads 2"):
+    with pytest.raises(UnreadableFileError, match="has version 2, this Esper reads 3"):
         PPOAgent.load(tmp_path / "agent.pt")
 
 
@@ -142,35 +142,39 @@ def test_no_return_is_larger_than_rewards_can_make_it(promise: float) -> None:
     rows.values.fill_(promise)
     rows.bootstrap_values[rows.ends] = promise
 
-    returns = agent.estimate_advantages(RewardNormalizer()).returns
+    normalizer = RewardNormalizer()
+    returns = agent.estimate_advantages(normalizer).returns
 
-    limit = 10.0 / (1.0 - 0.995)
+    limit = float(normalizer.normalize(rows.rewards).abs().max()) / (1.0 - 0.995)
     assert returns.abs().max().item() == pytest.approx(limit, rel=0.01)
     assert returns.abs().max().item() <= limit * (1 + 1e-6)
 
 
-def test_penalty_weighs_the_same_under_any_reward_statistics() -> None:
-    returns = []
-    for scale in (0.01, 100.0):
-        agent, rewards = small_agent(), RewardNormalizer()
-        play_round(agent, seed=1, reward_scale=scale)
-        agent.estimate_advantages(rewards)
-        agent.buffer.reset()
-        play_round(agent, seed=2, reward_scale=scale, rollbacks=[(1, 5)])
-        returns.append(agent.estimate_advantages(rewards).td_errors[1, :5])
+def test_penalty_is_scaled_like_every_reward_and_enters_no_scale() -> None:
+    agent, rewards, twin = small_agent(), RewardNormalizer(), RewardNormalizer()
+    play_round(agent, seed=1, reward_scale=5.0)
+    agent.estimate_advantages(rewards)
+    agent.estimate_advantages(twin)
+    scale = float(rewards.scale)
+    agent.buffer.reset()
+    play_round(agent, seed=2, reward_scale=5.0, rollbacks=[(1, 5)])
+    rows = agent.buffer.batch()
 
-    assert torch.equal(returns[0], returns[1])
-    assert returns[0][4].item() == pytest.approx(-10.0, abs=1.0)
+    realized = agent.estimate_advantages(rewards).realized
+
+    assert rows.rewards[1, :5].tolist() == [0.0] * 4 + [-10.0]
+    expected = [-10.0 / scale * 0.995 ** (4 - step) for step in range(5)]
+    assert realized[1, :5].tolist() == pytest.approx(expected, rel=1e-5)
+    rows.rewards[1, 4] = -1e6
+    agent.estimate_advantages(twin)
+    assert torch.equal(rewards.scale, twin.scale)
 
 
 def test_segment_that_ends_in_a_rollback_never_has_a_positive_sum() -> None:
-    agent, rewards = small_agent(), RewardNormalizer()
+    agent = small_agent()
     play_round(agent, reward_scale=100.0, rollbacks=[(1, 5)])
-    batch = agent.buffer.batch()
 
-    paid = torch.where(batch.is_forfeited, batch.penalties, rewards.normalize(batch.rewards))
-
-    assert paid[1, :5].sum().item() == -10.0
+    assert agent.buffer.batch().rewards[1, :5].sum().item() == -10.0
 
 
 def test_bootstrap_uses_the_memory_of_its_own_env_in_matching_order() -> None:

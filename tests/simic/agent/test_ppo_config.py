@@ -1,11 +1,15 @@
 """The agent's settings and schedules."""
 
 import pytest
-from tests.simic.agent.rollouts import small_config
+import torch
+from tests.simic.agent.rollouts import learn_round, play_round, small_agent, small_config
+from tests.tamiyo.policies import generator
 
 from esper.leyline.actions import HEADS, Head
-from esper.leyline.config import TrainingConfig
+from esper.leyline.config import AdvantageNorm, TrainingConfig
+from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import coefficients_at, ppo_config_from
+from esper.simic.normalizers import RewardNormalizer
 
 
 @pytest.mark.parametrize(("num_updates", "expected"), [(0, 0.2), (5, 0.15), (10, 0.1), (99, 0.1)])
@@ -46,6 +50,40 @@ def test_floor_penalty_is_hard_at_first_and_soft_at_the_end(
     assert coefficients_at(config, num_updates).floor == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("num_updates", "expected"), [(0, 1.0), (5, 0.55), (10, 0.1), (99, 0.1)])
+def test_exploration_floors_fade_with_the_entropy_weight(num_updates: int, expected: float) -> None:
+    config = small_config(entropy_anneal_updates=10, floor_end=0.1, total_updates=1000)
+
+    assert coefficients_at(config, num_updates).floor_scale == pytest.approx(expected)
+
+
+def test_exploration_floors_fade_over_the_run_where_entropy_is_not_annealed() -> None:
+    config = small_config(entropy_anneal_updates=0, floor_end=0.1, total_updates=20)
+
+    found = [coefficients_at(config, updates).floor_scale for updates in (0, 10, 20, 40)]
+    assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+def test_floors_of_the_next_rollout_are_set_with_the_schedule() -> None:
+    agent = small_agent(floor_end=0.1, total_updates=2)
+    full = agent.network.space.mixtures.clone()
+    for expected in (0.55, 0.1):
+        play_round(agent)
+        learn_round(agent, RewardNormalizer(), generator=generator(1))
+        torch.testing.assert_close(agent.network.space.mixtures, expected * full)
+    restored = PPOAgent.from_state(agent.state_dict())
+    assert torch.equal(restored.network.space.mixtures, agent.network.space.mixtures)
+
+
+@pytest.mark.parametrize(
+    ("num_updates", "expected"), [(0, 1e-3), (5, 6e-4), (10, 2e-4), (30, 2e-4)]
+)
+def test_learning_rate_is_annealed_linearly_over_the_run(num_updates: int, expected: float) -> None:
+    config = small_config(lr=1e-3, lr_end=2e-4, total_updates=10)
+
+    assert coefficients_at(config, num_updates).lr == pytest.approx(expected)
+
+
 def test_contribution_loss_is_faded_in() -> None:
     config = small_config(contribution_coef=0.05, contribution_warmup_updates=1000)
 
@@ -67,6 +105,12 @@ def test_config_of_a_run_reaches_the_agent() -> None:
         entropy_coef_per_head={"op": 2.0},
         value_coef=0.4,
         n_episodes=77,
+        lr=0.01,
+        orthogonal_init=False,
+        num_minibatches=3,
+        value_clip=0.3,
+        advantage_norm=AdvantageNorm.MINIBATCH,
+        floor_end=0.2,
     )
 
     config = ppo_config_from(training, obs_dim=85, entropy_anneal_updates=3)
@@ -75,6 +119,10 @@ def test_config_of_a_run_reaches_the_agent() -> None:
     assert (config.policy.num_slots, config.policy.feature_dim) == (2, 32)
     assert (config.num_envs, config.num_steps, config.total_updates) == (6, 40, 77)
     assert config.max_grad_norm == 2.5
+    assert (config.lr, config.lr_end) == (0.01, 0.01)
+    assert not config.policy.is_orthogonal
+    assert (config.num_minibatches, config.value_clip, config.floor_end) == (3, 0.3, 0.2)
+    assert config.advantage_norm is AdvantageNorm.MINIBATCH
     assert (config.entropy_coef_start, config.entropy_coef_end) == (0.07, 0.07)
     assert config.entropy_anneal_updates == 3
     assert config.value_coef_start == pytest.approx(0.04)

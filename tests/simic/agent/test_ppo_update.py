@@ -1,23 +1,40 @@
 """The PPO update: ratios, losses, gates."""
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from tests.simic.agent.rollouts import NUM_ENVS, NUM_STEPS, learn_round, play_round, small_agent
-from tests.tamiyo.policies import generator
+from tests.simic.agent.rollouts import (
+    NUM_ENVS,
+    NUM_STEPS,
+    learn_round,
+    play_round,
+    rows_of,
+    small_agent,
+)
+from tests.tamiyo.policies import generator, random_inputs, random_masks
 from torch import Tensor
 
 from esper.leyline.actions import HEADS, Head, Op, causal_heads
+from esper.leyline.config import AdvantageNorm
 from esper.simic.agent import ppo_update
 from esper.simic.agent.gae import Advantages
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import Coefficients
-from esper.simic.agent.ppo_update import UpdateBatch, build_update_batch, run_update
+from esper.simic.agent.ppo_update import (
+    UpdateBatch,
+    UpdateTrace,
+    build_update_batch,
+    run_update,
+)
 from esper.simic.normalizers import RewardNormalizer
+from esper.tamiyo.mask_types import ActionMasks
 
 ROLLBACKS = [(1, 4), (2, 0), (3, 8), (3, 2), (4, 1)]
-WEIGHTS = Coefficients(entropy=0.05, value=0.5, floor=1.0, contribution=0.05)
+WEIGHTS = Coefficients(
+    lr=3e-4, entropy=0.05, value=0.5, floor=1.0, floor_scale=1.0, contribution=0.05
+)
 
 
 def prepared(agent: PPOAgent) -> UpdateBatch:
@@ -29,7 +46,10 @@ def prepared(agent: PPOAgent) -> UpdateBatch:
         agent.network,
         batch,
         cuts=agent.buffer.cuts(),
-        advantages=Advantages(advantages=advantages, returns=zeros, td_errors=zeros),
+        advantages=Advantages(
+            advantages=advantages, returns=zeros, realized=zeros, td_errors=zeros
+        ),
+        old_values=batch.values,
         value_targets=torch.randn(batch.values.shape, generator=generator(8)),
         config=agent.config,
     )
@@ -55,7 +75,7 @@ def head_gradients(agent: PPOAgent, loss: Tensor) -> dict[Head, float]:
 def losses_of(agent: PPOAgent, batch: UpdateBatch) -> ppo_update.Losses:
     evaluation = ppo_update.evaluate_actions(agent.network, batch)
     ratios = ppo_update.compute_ratios(evaluation.log_probs, batch)
-    return ppo_update.compute_losses(evaluation, ratios, batch, agent.config)
+    return ppo_update.compute_losses(evaluation, ratios, batch, agent.config, 1.0)
 
 
 @torch.no_grad()
@@ -82,6 +102,8 @@ def test_log_ratio_is_zero_before_the_first_optimizer_step(
         differences = log_ratios(agent, batch)[valid]
 
     assert float(differences.abs().max()) <= 1e-5
+    joint = ppo_update.compute_ratios(batch.old_log_probs + log_ratios(agent, batch), batch).joint
+    assert float((joint[valid] - 1.0).abs().max()) <= 3e-5
     is_single = batch.choice_masks.sum(-1)[valid] == 1
     assert int(is_single.sum()) > 50
     assert bool((differences[is_single] == 0.0).all())
@@ -203,18 +225,31 @@ def test_huge_log_ratios_stay_finite() -> None:
             assert bool(torch.isfinite(numbers).all())
 
 
-def test_joint_ratio_is_the_product_of_the_heads() -> None:
+def test_joint_ratio_is_the_product_over_the_heads_that_mattered() -> None:
     agent = small_agent()
-    play_round(agent)
+    play_round(agent, rollbacks=ROLLBACKS)
     batch = prepared(agent)
     shift = 0.3 * torch.randn(batch.old_log_probs.shape, generator=generator(3))
 
     ratios = ppo_update.compute_ratios(batch.old_log_probs + shift, batch)
 
-    torch.testing.assert_close(ratios.joint, ratios.heads.prod(-1), rtol=1e-4, atol=1e-5)
+    mattered = torch.where(batch.is_learnable, ratios.heads, 1.0)
+    torch.testing.assert_close(ratios.joint, mattered.prod(-1), rtol=1e-4, atol=1e-5)
 
 
-def test_policy_loss_clips_each_head_over_the_steps_in_which_it_mattered() -> None:
+def decisions_of(agent: PPOAgent) -> list[tuple[int, int, list[int]]]:
+    """Return every valid, free (env, step) of the buffer with the rows of its causal heads."""
+    rows = agent.buffer.batch()
+    found = []
+    for env in range(NUM_ENVS):
+        for step in range(NUM_STEPS):
+            if rows.valid[env, step] and not rows.is_forced[env, step]:
+                causal = causal_heads(Op(int(rows.effective_ops[env, step])))
+                found.append((env, step, [HEADS.index(head) for head in causal]))
+    return found
+
+
+def test_policy_loss_and_kl_are_means_over_decisions() -> None:
     agent = small_agent()
     play_round(agent, rollbacks=ROLLBACKS)
     batch = prepared(agent)
@@ -222,23 +257,49 @@ def test_policy_loss_clips_each_head_over_the_steps_in_which_it_mattered() -> No
     batch = replace(batch, old_log_probs=batch.old_log_probs + shift)
     with torch.no_grad():
         evaluation = ppo_update.evaluate_actions(agent.network, batch)
-    expected = 0.0
-    rows = agent.buffer.batch()
-    for row, head in enumerate(HEADS):
-        terms = []
-        for env in range(NUM_ENVS):
-            for step in range(NUM_STEPS):
-                op = Op(int(rows.effective_ops[env, step]))
-                if not rows.valid[env, step] or head not in causal_heads(op):
-                    continue
-                old = float(batch.old_log_probs[env, step, row])
-                ratio = torch.tensor(float(evaluation.log_probs[env, step, row]) - old).exp()
-                advantage = float(batch.advantages[env, step])
-                clipped = min(max(float(ratio), 0.8), 1.2)
-                terms.append(min(float(ratio) * advantage, clipped * advantage))
-        expected -= sum(terms) / max(len(terms), 1)
+    terms, estimates = [], []
+    for env, step, causal in decisions_of(agent):
+        changes = (evaluation.log_probs - batch.old_log_probs)[env, step, causal].tolist()
+        advantage = float(batch.advantages[env, step])
+        ratios = [math.exp(change) for change in changes]
+        clipped = [min(max(ratio, 0.8), 1.2) for ratio in ratios]
+        pairs = zip(ratios, clipped, strict=True)
+        terms.append(math.fsum(min(one * advantage, other * advantage) for one, other in pairs))
+        estimates.append(math.prod(ratios) - 1 - math.fsum(changes))
 
-    assert losses_of(agent, batch).policy.item() == pytest.approx(expected, rel=1e-4)
+    found = ppo_update.compute_ratios(evaluation.log_probs, batch)
+    expected_loss, expected_kl = -math.fsum(terms) / len(terms), math.fsum(estimates) / len(terms)
+
+    assert losses_of(agent, batch).policy.item() == pytest.approx(expected_loss, rel=1e-4)
+    assert found.kl_divergence.item() == pytest.approx(expected_kl, rel=1e-4)
+
+
+def test_policy_gradient_at_ratio_one_is_that_of_the_joint_policy() -> None:
+    agent = small_agent()
+    play_round(agent, rollbacks=ROLLBACKS)
+    batch = prepared(agent)
+    found = gradients_of(agent, losses_of(agent, batch).policy)
+
+    evaluation = ppo_update.evaluate_actions(agent.network, batch)
+    scores = [
+        float(batch.advantages[env, step]) * evaluation.log_probs[env, step, causal].sum()
+        for env, step, causal in decisions_of(agent)
+    ]
+    expected = gradients_of(agent, -torch.stack(scores).mean())
+
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-5, msg=name)
+    assert max(float(item.abs().max()) for item in expected.values()) > 1e-2
+
+
+def gradients_of(agent: PPOAgent, loss: Tensor) -> dict[str, Tensor]:
+    agent.network.zero_grad()
+    loss.backward()
+    return {
+        name: item.grad.clone()
+        for name, item in agent.network.named_parameters()
+        if item.grad is not None
+    }
 
 
 def test_credit_follows_the_effective_op() -> None:
@@ -329,7 +390,7 @@ def test_contribution_loss_looks_at_measured_slots_only() -> None:
 
     loss = losses_of(agent, prepared(agent)).contribution
 
-    assert loss.item() == pytest.approx((float(predicted.detach()) - 10.0) ** 2, rel=1e-5)
+    assert loss.item() == pytest.approx((float(predicted.detach()) - math.log(26.0)) ** 2, rel=1e-5)
 
 
 def test_every_row_is_seen_once_per_epoch_in_a_seeded_order() -> None:
@@ -356,6 +417,215 @@ def test_advantages_with_a_small_spread_are_not_blown_up() -> None:
     normalized = ppo_update.normalized_advantages(small, valid, config)
 
     torch.testing.assert_close(normalized, small / 0.1)
+
+
+def test_advantages_of_steps_without_a_choice_or_a_row_enter_no_mean() -> None:
+    config = small_agent().config
+    mask = torch.tensor([[True, True, False, True, False]])
+    some = torch.tensor([[1.0, 4.0, 999.0, -2.0, -999.0]])
+
+    normalized = ppo_update.normalized_advantages(some, mask, config)
+
+    decided = torch.tensor([1.0, 4.0, -2.0])
+    expected = (decided - 1.0) / decided.std(correction=0)
+    torch.testing.assert_close(normalized[mask], expected)
+    assert normalized[~mask].tolist() == [0.0, 0.0]
+
+
+def test_advantages_can_be_normalised_by_minibatch() -> None:
+    seen = {}
+    for norm in AdvantageNorm:
+        agent = small_agent(advantage_norm=norm, num_epochs=1, num_minibatches=2)
+        play_round(agent)
+        batch, taken = prepared(agent), []
+        with pytest.MonkeyPatch.context() as patch:
+            compute = ppo_update.compute_losses
+
+            def noting(evaluation, ratios, part, *rest, compute=compute, taken=taken):
+                taken.append(part.advantages[part.is_decision])
+                return compute(evaluation, ratios, part, *rest)
+
+            patch.setattr(ppo_update, "compute_losses", noting)
+            run(agent, batch)
+        seen[norm] = taken
+
+    for part in seen[AdvantageNorm.MINIBATCH]:
+        assert part.mean().item() == pytest.approx(0.0, abs=1e-5)
+        assert part.std(correction=0).item() == pytest.approx(1.0, abs=1e-4)
+    whole = torch.cat(seen[AdvantageNorm.ROUND])
+    assert whole.mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert abs(seen[AdvantageNorm.ROUND][0].mean().item()) > 1e-3
+
+
+def run(agent: PPOAgent, batch: UpdateBatch, weights: Coefficients = WEIGHTS) -> UpdateTrace:
+    return run_update(
+        agent.network,
+        agent.optimizer,
+        batch,
+        config=agent.config,
+        weights=weights,
+        generator=generator(1),
+    )
+
+
+@pytest.mark.parametrize("clip", [None, 0.1, 0.5])
+def test_clipped_value_loss_is_the_larger_of_two_errors(clip: float | None) -> None:
+    agent = small_agent(value_clip=clip)
+    play_round(agent, rollbacks=ROLLBACKS)
+    batch = prepared(agent)
+    old = batch.value_targets + torch.randn(batch.old_values.shape, generator=generator(4))
+    batch = replace(batch, old_values=old)
+    with torch.no_grad():
+        values = ppo_update.evaluate_actions(agent.network, batch).output.values
+    total = weight = 0.0
+    for value, before, target, share in zip(
+        *(item.flatten().tolist() for item in (values, old, batch.value_targets)),
+        batch.value_weights.flatten().tolist(),
+        strict=True,
+    ):
+        errors = [(value - target) ** 2]
+        if clip is not None:
+            errors.append((before + min(max(value - before, -clip), clip) - target) ** 2)
+        total, weight = total + share * max(errors), weight + share
+
+    assert losses_of(agent, batch).value.item() == pytest.approx(0.5 * total / weight, rel=1e-5)
+
+
+def test_learning_rate_is_that_of_the_schedule() -> None:
+    agent = small_agent(num_epochs=1)
+    play_round(agent)
+    batch, before = prepared(agent), weights_of(agent)
+
+    run(agent, batch, replace(WEIGHTS, lr=0.0))
+
+    assert are_equal(before, weights_of(agent))
+    assert {group["lr"] for group in agent.optimizer.param_groups} == {0.0}
+    run(agent, batch, replace(WEIGHTS, lr=1e-3))
+    assert not are_equal(before, weights_of(agent))
+
+
+@pytest.mark.parametrize(("num_minibatches", "num_steps"), [(1, 1), (2, 2), (3, 3), (6, 6), (9, 6)])
+def test_pass_has_the_number_of_minibatches_that_is_configured(
+    num_minibatches: int, num_steps: int
+) -> None:
+    agent = small_agent(num_epochs=1, num_minibatches=num_minibatches, target_kl=None)
+    play_round(agent)
+
+    assert run(agent, prepared(agent)).num_optimizer_steps == num_steps
+
+
+def test_permuting_envs_permutes_results_and_nothing_else() -> None:
+    agent = small_agent()
+    play_round(agent, rollbacks=ROLLBACKS)
+    batch, order = prepared(agent), [4, 2, 0, 5, 1, 3]
+    moved = batch.rows(order)
+    with torch.no_grad():
+        one = ppo_update.evaluate_actions(agent.network, batch)
+        other = ppo_update.evaluate_actions(agent.network, moved)
+        totals = [losses_of(agent, item).total(WEIGHTS) for item in (batch, moved)]
+
+    torch.testing.assert_close(one.log_probs[order], other.log_probs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one.output.values[order], other.output.values, rtol=0, atol=1e-6)
+    torch.testing.assert_close(totals[0], totals[1], rtol=1e-5, atol=1e-6)
+
+
+def test_k3_estimates_the_exact_kl_of_the_joint_policy_per_decision() -> None:
+    num_envs = 4000
+    agent = small_agent(num_envs=num_envs, num_steps=1)
+    obs, blueprints = random_inputs(generator(1), 1)
+    masks = full_masks(1)
+    everywhere = full_masks(num_envs)
+    decision = agent.decide(
+        obs.expand(num_envs, -1),
+        blueprints.expand(num_envs, -1),
+        everywhere,
+        agent.initial_state(),
+        generator=generator(2),
+    )
+    rows = rows_of(
+        obs.expand(num_envs, -1),
+        blueprints.expand(num_envs, -1),
+        everywhere,
+        decision,
+        [0.0] * num_envs,
+    )
+    agent.buffer.record(0, rows, range(num_envs))
+    for env in range(num_envs):
+        agent.buffer.terminate(env)
+    old = joint_policy(agent, obs, blueprints, masks)
+    with torch.no_grad():
+        for head in agent.network.heads.values():
+            noise = torch.randn(head[-1].bias.shape, generator=generator(3))
+            head[-1].bias.add_(0.15 * noise)
+    new = joint_policy(agent, obs, blueprints, masks)
+    batch = prepared(agent)
+    with torch.no_grad():
+        evaluation = ppo_update.evaluate_actions(agent.network, batch)
+
+    found = ppo_update.compute_ratios(evaluation.log_probs, batch).kl_divergence.item()
+
+    assert old.sum().item() == pytest.approx(1.0, abs=1e-5)
+    assert new.sum().item() == pytest.approx(1.0, abs=1e-5)
+    exact = (old * (old / new).log()).sum().item()
+    assert exact > 0.01
+    assert found == pytest.approx(exact, rel=0.15)
+
+
+def full_masks(num_envs: int) -> ActionMasks:
+    """Return masks under which every op, slot and choice is legal."""
+    masks = random_masks(generator(0), num_envs)
+    return ActionMasks(
+        **{item.name: torch.ones_like(getattr(masks, item.name)) for item in fields(masks)}
+    )
+
+
+@torch.no_grad()
+def joint_policy(agent: PPOAgent, obs: Tensor, blueprints: Tensor, masks: ActionMasks) -> Tensor:
+    """Return the probability of every action of one env, by enumeration."""
+    logits = agent.network.step(obs, blueprints, agent.network.initial_state(1)).logits
+    space, sums = agent.network.space, []
+    for op in Op:
+        probs = space.distributions(logits, space.choice_masks(masks, torch.tensor([op]))).probs[0]
+        table = probs[HEADS.index(Head.OP), op].reshape(1)
+        for row, head in enumerate(HEADS):
+            if head is not Head.OP:
+                legal_choices = probs[row][probs[row] > 0]
+                table = torch.outer(table, legal_choices).flatten()
+        sums.append(table)
+    return torch.cat(sums).double()
+
+
+def test_inactive_heads_have_no_probability_entropy_or_gradient() -> None:
+    agent = small_agent()
+    play_round(agent, rollbacks=ROLLBACKS)
+    batch, rows = prepared(agent), agent.buffer.batch()
+    evaluation = ppo_update.evaluate_actions(agent.network, batch)
+    is_inactive = ~agent.network.space.causal[rows.actions[..., -1]] & rows.valid.unsqueeze(-1)
+
+    assert int(is_inactive.sum()) > 100
+    for numbers in (evaluation.log_probs, evaluation.entropies, batch.old_log_probs):
+        assert bool((numbers[is_inactive] == 0.0).all())
+    gradients = torch.autograd.grad(
+        evaluation.log_probs[is_inactive].sum() + evaluation.entropies[is_inactive].sum(),
+        evaluation.output.logits,
+        allow_unused=True,
+    )[0]
+    assert gradients is None or not bool(gradients.any())
+
+
+def test_masks_are_stored_with_the_decision_and_not_shared_with_it() -> None:
+    agent = small_agent(num_steps=1)
+    obs, blueprints = random_inputs(generator(1), NUM_ENVS)
+    masks = random_masks(generator(2), NUM_ENVS)
+    decision = agent.decide(obs, blueprints, masks, agent.initial_state(), generator=generator(3))
+    agent.buffer.record(0, rows_of(obs, blueprints, masks, decision, [0.0] * NUM_ENVS), range(6))
+    before = {item.name: getattr(masks, item.name).clone() for item in fields(masks)}
+
+    for item in fields(masks):
+        getattr(masks, item.name).logical_not_()
+
+    stored = agent.buffer._rows.masks
+    assert all(torch.equal(getattr(stored, name)[:, 0], kept) for name, kept in before.items())
 
 
 def test_cancellation_is_asked_for_between_minibatches() -> None:

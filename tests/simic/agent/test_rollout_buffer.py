@@ -71,8 +71,7 @@ def test_rollback_makes_one_row_terminal_with_the_penalty_and_forfeits_those_bef
     batch = finish(buffer)
     assert (outcome.blamed_step, outcome.num_steps_forfeited) == (3, 4)
     assert batch.ends[2].tolist() == [False, False, False, True, False]
-    assert batch.rewards[2].tolist() == [0.0] * 5
-    assert batch.penalties[2].tolist() == [0.0, 0.0, 0.0, -3.0, 0.0]
+    assert batch.rewards[2].tolist() == [0.0, 0.0, 0.0, -3.0, 0.0]
     assert batch.is_forfeited[2].tolist() == [True] * 4 + [False]
     assert batch.bootstrap_values[2].tolist() == [0.0] * 5
     assert not bool(batch.valid[2, 4])
@@ -80,16 +79,6 @@ def test_rollback_makes_one_row_terminal_with_the_penalty_and_forfeits_those_bef
     assert batch.rewards[others].tolist() == [[1.0] * 5] * 5
     assert not bool(batch.is_forfeited[others].any())
     assert (buffer.rollback_count, buffer.rollback_steps_forfeited) == (1, 4)
-
-
-@pytest.mark.parametrize(("penalty", "stored"), [(-50.0, -10.0), (-10.0, -10.0), (-0.5, -0.5)])
-def test_penalty_is_clamped_like_a_normalised_reward(penalty: float, stored: float) -> None:
-    buffer = new_buffer()
-    record(buffer, 0)
-
-    buffer.end_segment_with_penalty(0, penalty)
-
-    assert finish(buffer).penalties[0, 0].item() == stored
 
 
 def test_rollback_before_the_first_row_is_counted_and_writes_nothing() -> None:
@@ -102,7 +91,8 @@ def test_rollback_before_the_first_row_is_counted_and_writes_nothing() -> None:
     assert buffer.unattributed_penalties == 1
     batch = finish(buffer)
     assert not bool(batch.valid[0].any())
-    assert not bool(batch.penalties.any())
+    assert not bool(batch.is_forfeited.any())
+    assert not bool(batch.rewards[0].any())
 
 
 def test_step_after_a_rollback_starts_a_new_segment() -> None:
@@ -118,7 +108,7 @@ def test_step_after_a_rollback_starts_a_new_segment() -> None:
     assert batch.starts[3].tolist() == [True, False, True, False]
     assert batch.starts[0].tolist() == [True, False, False, False]
     assert buffer.cuts() == [[], [], [], [2], [], []]
-    assert batch.rewards[3].tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert batch.rewards[3].tolist() == [-10.0, 0.0, 1.0, 1.0]
 
 
 def test_second_rollback_leaves_the_first_segment_alone() -> None:
@@ -131,7 +121,7 @@ def test_second_rollback_leaves_the_first_segment_alone() -> None:
     batch = finish(buffer)
 
     assert (outcome.blamed_step, outcome.num_steps_forfeited) == (1, 1)
-    assert batch.penalties[1].tolist() == [-4.0, -2.0]
+    assert batch.rewards[1].tolist() == [-4.0, -2.0]
 
 
 def test_rows_of_a_step_that_never_happened_are_empty() -> None:
@@ -236,7 +226,7 @@ def test_reset_buffer_holds_nothing_of_the_last_round() -> None:
     fresh = new_buffer()
     record(fresh, 0)
     one, other = finish(agent.buffer), finish(fresh)
-    for name in ("obs", "rewards", "penalties", "valid", "starts", "ends", "is_forfeited"):
+    for name in ("obs", "rewards", "valid", "starts", "ends", "is_truncated", "is_forfeited"):
         assert torch.equal(getattr(one, name), getattr(other, name))
     assert agent.buffer.unattributed_penalties == 0
     assert agent.buffer.cuts() == [[]] * NUM_ENVS

@@ -1,5 +1,6 @@
 """Shaping moves reward in time and never adds any."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,11 +8,20 @@ from tests.builders.messages import make_report
 from tests.simic.rewards.builders import GAMMA, inputs, result, scheme, terms
 
 from esper.leyline.actions import Op
-from esper.leyline.rewards import RewardFamily, RewardMemory, RewardMode, SlotStage
+from esper.leyline.config import TrainingConfig
+from esper.leyline.rewards import (
+    EpisodeEnd,
+    LossRewardConfig,
+    RewardFamily,
+    RewardMemory,
+    RewardMode,
+    SlotStage,
+)
 from esper.leyline.stages import COOLDOWN_STAGES, TRANSITIONS, Stage
+from esper.leyline.tasks import task_named
 from esper.simic.rewards.dispatcher import compute_reward
 from esper.simic.rewards.inputs import memory_at
-from esper.simic.rewards.scheme import RewardScheme
+from esper.simic.rewards.scheme import RewardScheme, scheme_of
 from esper.simic.rewards.shaping import network_potential, slot_potential
 
 SHAPED_SCHEMES = [
@@ -45,15 +55,22 @@ def walk(choices) -> list[tuple[SlotStage, ...]]:
     return visited
 
 
-def shaping_of(visited, start: float, rules: RewardScheme, ops) -> tuple[float, float]:
-    """Return the discounted sum of the shaping terms of an episode, and its last potential."""
+def shaping_of(visited, start: float, rules: RewardScheme, ops) -> float:
+    """Return the discounted sum of the shaping terms of a finished episode."""
     memory, total = RewardMemory(potential=start), 0.0
     for step, (after, op) in enumerate(zip(visited, ops, strict=True)):
-        here = inputs(op=op, target_slot="r0c0", step=step, memory=memory, slots_after=after)
+        here = inputs(
+            op=op,
+            target_slot="r0c0",
+            step=step,
+            num_steps=len(visited),
+            memory=memory,
+            slots_after=after,
+        )
         outcome = compute_reward(here, rules)
         total += GAMMA**step * outcome.components.pbrs
         memory = outcome.memory
-    return total, memory.potential
+    return total
 
 
 def weight_of(rules: RewardScheme) -> float:
@@ -61,24 +78,63 @@ def weight_of(rules: RewardScheme) -> float:
     return rules.loss_config.pbrs_weight if is_loss else rules.config.pbrs_weight
 
 
-@pytest.mark.parametrize("rules", SHAPED_SCHEMES, ids=lambda rules: f"{rules.family}-{rules.mode}")
+every_shaped_scheme = pytest.mark.parametrize(
+    "rules", SHAPED_SCHEMES, ids=lambda rules: f"{rules.family}-{rules.mode}"
+)
+
+
+@every_shaped_scheme
 @settings(max_examples=25, deadline=None)
 @given(moves)
-def test_shaping_telescopes_for_any_interleaving_of_slots(rules: RewardScheme, choices) -> None:
+def test_shaping_of_a_finished_episode_adds_up_to_nothing(rules: RewardScheme, choices) -> None:
     visited, ops = walk(choices), [op for _, _, op in choices]
-    total, last = shaping_of(visited, 0.0, rules, ops)
-    assert last == network_potential(visited[-1], rules)
-    assert total == pytest.approx(weight_of(rules) * GAMMA ** len(visited) * last, abs=1e-6)
+    assert shaping_of(visited, 0.0, rules, ops) == pytest.approx(0.0, abs=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@every_shaped_scheme
+@settings(max_examples=25, deadline=None)
 @given(states, st.lists(states, min_size=1, max_size=20))
-def test_shaping_telescopes_from_any_start_through_any_states(first, visited) -> None:
-    rules = scheme()
+def test_shaping_of_a_finished_episode_takes_back_the_first_potential(
+    rules: RewardScheme, first, visited
+) -> None:
     start = network_potential(first, rules)
-    total, last = shaping_of(visited, start, rules, [Op.WAIT] * len(visited))
-    expected = 0.3 * (GAMMA ** len(visited) * last - start)
-    assert total == pytest.approx(expected, abs=1e-6)
+    total = shaping_of(visited, start, rules, [Op.WAIT] * len(visited))
+    assert total == pytest.approx(-weight_of(rules) * start, abs=1e-9)
+
+
+@every_shaped_scheme
+@settings(max_examples=25, deadline=None)
+@given(states, st.lists(states, min_size=1, max_size=20))
+def test_shaping_of_a_truncated_episode_goes_on_from_the_last_potential(
+    rules: RewardScheme, first, visited
+) -> None:
+    rules = msgspec.structs.replace(rules, episode_end=EpisodeEnd.BOOTSTRAP)
+    start, last = (network_potential(state, rules) for state in (first, visited[-1]))
+    total = shaping_of(visited, start, rules, [Op.WAIT] * len(visited))
+    expected = weight_of(rules) * (GAMMA ** len(visited) * last - start)
+    assert total == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", RewardMode)
+def test_episodes_terminate_wherever_the_reward_has_a_terminal_term(mode: RewardMode) -> None:
+    assert scheme(mode).episode_end is EpisodeEnd.TERMINATE
+    is_disabled = mode not in (RewardMode.SPARSE, RewardMode.MINIMAL)
+    expected = EpisodeEnd.BOOTSTRAP if is_disabled else EpisodeEnd.TERMINATE
+    assert scheme(mode, disable_terminal_reward=True).episode_end is expected
+
+
+def test_episodes_of_the_loss_family_terminate_while_the_final_loss_counts() -> None:
+    found = [
+        scheme(family=RewardFamily.LOSS, loss=LossRewardConfig(terminal_weight=w)).episode_end
+        for w in (1.0, 0.0)
+    ]
+    assert found == [EpisodeEnd.TERMINATE, EpisodeEnd.BOOTSTRAP]
+
+
+@pytest.mark.parametrize("wanted", EpisodeEnd)
+def test_the_configured_end_of_an_episode_wins(wanted: EpisodeEnd) -> None:
+    config = TrainingConfig(episode_end=wanted)
+    assert scheme_of(config, task_named("digits")).episode_end is wanted
 
 
 @settings(max_examples=30, deadline=None)

@@ -26,7 +26,7 @@ from esper.leyline.messages import (
     StepOutcome,
     StepRecord,
 )
-from esper.leyline.rewards import LossRewardConfig, RewardFamily
+from esper.leyline.rewards import EpisodeEnd, LossRewardConfig, RewardFamily
 from esper.leyline.stages import Stage
 from esper.leyline.telemetry import Draft
 from esper.simic.agent.ppo_agent import PPOAgent
@@ -52,9 +52,10 @@ NAN_PANIC = Panic(
 )
 
 
-def loss_scheme() -> RewardScheme:
+def loss_scheme(episode_end: EpisodeEnd = EpisodeEnd.BOOTSTRAP) -> RewardScheme:
     """Return a scheme under which a step of an empty network earns five times its loss delta."""
-    return scheme(family=RewardFamily.LOSS, loss=LossRewardConfig(loss_delta_std=1.0))
+    rules = scheme(family=RewardFamily.LOSS, loss=LossRewardConfig(loss_delta_std=1.0))
+    return msgspec.structs.replace(rules, episode_end=episode_end)
 
 
 def small_policy(
@@ -192,7 +193,7 @@ class Play:
         cut = [
             env_id
             for env_id, env in sorted(done.items())
-            if decision.is_last_step and env.rollback is None
+            if decision.is_truncated and env.rollback is None
         ]
         outcome = StepOutcome(
             round=self.round_index,

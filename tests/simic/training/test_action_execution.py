@@ -101,7 +101,7 @@ def execute(
     world: World,
     *actions: ActionSpec | None,
     panics: dict[int, Panic] | None = None,
-    is_last_step: bool = False,
+    is_truncated: bool = False,
     details: tuple[DecisionDetail | None, ...] | None = None,
     previous_rewards: tuple[float | None, ...] | None = None,
     signals: TrainingSignals | None = None,
@@ -120,7 +120,8 @@ def execute(
     decision = StepDecision(
         round=3,
         step=9,
-        is_last_step=is_last_step,
+        is_last_step=True,
+        is_truncated=is_truncated,
         actions=actions,
         details=details or nothing,
         previous_rewards=previous_rewards or nothing,
@@ -140,7 +141,7 @@ def execute(
 
 def test_outcomes_signals_and_reports_are_in_order_and_after_the_tick() -> None:
     world = world_of(n_envs=2)
-    result = execute(world, germination("r0c1"), WAIT, is_last_step=True)
+    result = execute(world, germination("r0c1"), WAIT, is_truncated=True)
     assert [outcome.env_id for outcome in result.outcomes] == [0, 1]
     assert [signals.val_accuracy_pct for signals in result.post_action_signals] == [40.0, 41.0]
     assert result.post_action_slot_reports == [env.reports for env in world.envs]
@@ -151,7 +152,7 @@ def test_outcomes_signals_and_reports_are_in_order_and_after_the_tick() -> None:
         assert outcome.reports == env.reports
 
 
-def test_before_the_last_step_no_return_is_cut_off() -> None:
+def test_no_return_goes_on_beyond_a_step_that_cuts_nothing_off() -> None:
     result = execute(world_of(n_envs=2), WAIT, WAIT)
     assert result.truncated_bootstrap_targets == []
     assert result.post_action_signals == []
@@ -159,9 +160,9 @@ def test_before_the_last_step_no_return_is_cut_off() -> None:
     assert result.post_action_masks == []
 
 
-def test_on_the_last_step_every_return_goes_on_but_that_of_a_rolled_back_env() -> None:
+def test_where_episodes_are_cut_off_every_return_goes_on_but_that_of_a_rolled_back_env() -> None:
     world = world_of(n_envs=3)
-    result = execute(world, WAIT, None, germination(), panics={1: PANIC}, is_last_step=True)
+    result = execute(world, WAIT, None, germination(), panics={1: PANIC}, is_truncated=True)
     assert result.truncated_bootstrap_targets == [(0, 9), (2, 9)]
     cut_off = [world.envs[0], world.envs[2]]
     assert [signals.val_accuracy_pct for signals in result.post_action_signals] == [40.0, 42.0]
@@ -192,11 +193,11 @@ def test_an_env_that_raises_is_named_and_the_others_of_its_lane_go_on(
     failures: list[EnvFailure] = []
 
     result = execute(
-        world, *actions, is_last_step=True, failures=failures, beat=lambda: beats.append(1)
+        world, *actions, is_truncated=True, failures=failures, beat=lambda: beats.append(1)
     )
 
     monkeypatch.undo()
-    expected = execute(twin, *actions, is_last_step=True)
+    expected = execute(twin, *actions, is_truncated=True)
     assert [(it.env_id, it.phase, it.step) for it in failures] == [(1, Phase.APPLY, 9)]
     assert (failures[0].error_type, failures[0].slot_id) == ("EnvFaultError", "r0c0")
     assert result.outcomes == [expected.outcomes[0], expected.outcomes[2]]

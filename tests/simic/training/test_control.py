@@ -1,5 +1,7 @@
 """Control: whose reward goes where, and what is left of an env that is lost."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from tests.simic.training.builders import (
     NUM_STEPS,
     Play,
     env_outcome,
+    loss_scheme,
     make_control,
     rolled_back,
     wait_control,
@@ -17,9 +20,13 @@ from tests.simic.training.builders import (
 from tests.tamiyo.states import SLOTS
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Blueprint, Op
+from esper.leyline.errors import ContractError
 from esper.leyline.payloads import EnvFailed, EpisodeOutcome, GovernorRollback, LastAction
 from esper.leyline.reports import EpisodeStatus
+from esper.leyline.rewards import EpisodeEnd
 from esper.leyline.stages import Stage
+from esper.simic.agent.gae import discounted_returns
+from esper.simic.normalizers import RewardNormalizer
 from esper.tamiyo.features import ActionFeedback
 
 PENALTY = -10.0
@@ -76,8 +83,7 @@ def test_a_rollback_forfeits_its_segment_and_charges_its_last_row() -> None:
     assert record.rewards[1] is None
     assert record.penalties[1].blamed_step == 2
     assert record.penalties[1].num_steps_forfeited == 3
-    assert batch.rewards[1, :3].tolist() == [0.0, 0.0, 0.0]
-    assert batch.penalties[1].tolist() == [0.0, 0.0, PENALTY, 0.0, 0.0, 0.0]
+    assert batch.rewards[1].tolist() == [0.0, 0.0, PENALTY, 0.0, 0.0, 0.0]
     assert batch.is_forfeited[1].tolist() == [True, True, True, False, False, False]
     assert batch.valid[1].tolist() == [True, True, True, False, True, True]
     assert batch.starts[1].tolist() == [True, False, False, False, True, False]
@@ -97,7 +103,7 @@ def test_the_ledger_mirrors_what_the_rollout_forfeits() -> None:
     batch = rows(play)
     assert play.control.ledgers[1].rewards == pytest.approx([0.0, PENALTY, 0.0, 2.0, 0.0])
     (episode,) = [item for record in play.records for item in record.ended if item.env_id == 1]
-    assert episode.total_reward == pytest.approx(float((batch.rewards + batch.penalties)[1].sum()))
+    assert episode.total_reward == pytest.approx(float(batch.rewards[1].sum()))
     assert episode.num_rollbacks == 1
 
 
@@ -217,7 +223,7 @@ def test_nothing_is_learned_from_the_row_of_an_env_that_is_gone() -> None:
 
     assert len(shown) == 2 * NUM_STEPS
     assert learner.last_observation.shape[0] == 2
-    torch.testing.assert_close(learner.obs_normalizer.mean, 0.01 * shown.double().mean(0))
+    torch.testing.assert_close(learner.obs_normalizer.mean, shown.double().mean(0))
 
 
 def test_the_bootstrap_sees_the_state_after_the_tick_with_the_memory_carried_on() -> None:
@@ -252,11 +258,44 @@ def test_the_bootstrap_sees_the_state_after_the_tick_with_the_memory_carried_on(
     assert (learner.lstm_state.h.abs().sum(-1) > 0).all()
 
 
+def test_an_episode_that_terminates_is_worth_its_rewards_alone() -> None:
+    play = Play(make_control(reward_scheme=loss_scheme(EpisodeEnd.TERMINATE))).finish(panics={0})
+
+    assert not any(decision.is_truncated for decision in play.decisions)
+    batch = rows(play)
+    assert batch.ends[1:, -1].all()
+    assert not batch.bootstrap_values.any()
+    found = play.control.learner.agent.estimate_advantages(RewardNormalizer())
+    torch.testing.assert_close(
+        found.advantages[1:, -1] + batch.values[1:, -1], found.realized[1:, -1]
+    )
+
+
+def test_only_the_last_step_of_an_episode_cuts_it_off() -> None:
+    play = Play(make_control()).finish()
+
+    assert [decision.is_truncated for decision in play.decisions] == [False] * 5 + [True]
+
+
 def test_the_bootstrap_keeps_rows_apart_when_only_some_envs_are_truncated() -> None:
     whole, partial = Play(make_control()).finish(), Play(make_control()).finish(panics={0})
 
     expected = rows(whole).bootstrap_values[1:, -1]
     assert torch.equal(rows(partial).bootstrap_values[1:, -1], expected)
+
+
+def test_a_row_without_a_legal_op_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = make_control()
+    make_masks = control.masker.masks
+
+    def without_ops(*args):
+        masks = make_masks(*args)
+        masks.op[1] = False
+        return masks
+
+    monkeypatch.setattr(control, "masker", SimpleNamespace(masks=without_ops))
+    with pytest.raises(ContractError, match="env 1, step 0: no op is legal"):
+        Play(control).step()
 
 
 def test_steps_without_a_choice_are_flagged() -> None:
@@ -353,7 +392,7 @@ def test_a_controller_that_does_not_learn_leaves_no_metrics() -> None:
     result = Play(wait_control()).finish().control.learn()
 
     assert result.metrics is None
-    assert result.reward_std is None
+    assert result.reward_scale is None
     assert result.tally.action_distribution(()).counts["WAIT"] == NUM_ENVS * NUM_STEPS
 
 
@@ -365,7 +404,7 @@ def test_learning_takes_the_finished_round_and_empties_the_rollout() -> None:
     result = play.control.learn()
 
     assert result.metrics.num_optimizer_steps > 0
-    assert result.reward_std > 0
+    assert result.reward_scale > 0
     assert result.update_ms > 0
     assert play.control.learner.agent.buffer.num_rows == 0
 
@@ -376,13 +415,16 @@ def test_the_scale_of_rewards_is_learned_from_what_was_paid_alone() -> None:
     play.step(deltas={0: 1.0, 1: 2.0, 2: 3.0}, panics={2})
     play.finish()
     batch = rows(play)
-    paid = batch.rewards[batch.valid & ~batch.is_forfeited].double()
+    returns = discounted_returns(
+        batch.rewards.double(), ends=batch.ends, valid=batch.valid, gamma=0.995
+    )
+    paid = returns[batch.valid & ~batch.is_forfeited]
 
     result = play.control.learn()
 
     state = play.control.learner.reward_normalizer.state_dict()
     assert int(state["count"]) == len(paid) == 3 * NUM_STEPS - 2
-    assert result.reward_std == pytest.approx(float(paid.std()))
+    assert result.reward_scale == pytest.approx(float(paid.std(correction=0)))
 
 
 FATES = st.sampled_from(["act", "act", "act", "panic", "break before", "break in apply"])

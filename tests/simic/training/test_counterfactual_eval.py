@@ -77,7 +77,8 @@ def test_every_ablation_is_measured_as_if_it_were_alone(task: TaskSpec) -> None:
             with env.fence.entered(is_training=False):
                 logits = env.model(batch.inputs, ablation)
                 loss, correct = loss_and_correct(logits, batch.targets)
-            env_loss, env_correct = env_loss + loss, env_correct + correct
+            env_loss = env_loss + loss * batch.targets.numel()
+            env_correct = env_correct + correct
         assert has_same_bits(env.val.loss[index], env_loss)
         assert env.val.correct[index] == env_correct
 
@@ -127,6 +128,26 @@ def test_accuracy_does_not_depend_on_how_the_split_is_cut() -> None:
         world_of(val_batch_size=size).validate()[0].signals.val_accuracy_pct for size in (5, 8, 21)
     }
     assert len(accuracies) == 1
+
+
+@tasks
+@pytest.mark.parametrize("val_batch_size", [5, 8, 20])
+def test_losses_of_every_ablation_do_not_depend_on_how_the_split_is_cut(
+    task: TaskSpec, val_batch_size: int
+) -> None:
+    whole, cut = (losses_of_split(task, val_batch_size=size) for size in (NUM_VAL, val_batch_size))
+    assert len(whole) == 4
+    assert cut == pytest.approx(whole, rel=1e-5)
+
+
+def losses_of_split(task: TaskSpec, *, val_batch_size: int) -> list[float]:
+    """Return the validation losses of two seeds' coalitions."""
+    world = world_of(task, val_batch_size=val_batch_size)
+    for slot_id in SLOTS[:2]:
+        grow(world.env, slot_id, Stage.HOLDING)
+    [evidence] = world.validate()
+    assert evidence.signals.val_loss == evidence.coalitions[0].loss
+    return [coalition.loss for coalition in evidence.coalitions]
 
 
 def test_evidence_weighs_what_the_pass_measured() -> None:

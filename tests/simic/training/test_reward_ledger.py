@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from tests.builders.messages import attribution, env_evidence, make_report, make_signals
 from tests.simic.rewards.builders import scheme
@@ -12,6 +13,7 @@ from esper.leyline.attribution import PairInteraction
 from esper.leyline.effects import EnvEffect, effect_of
 from esper.leyline.payloads import SeedFossilized, SeedGerminated, SeedPruned
 from esper.leyline.reports import EpisodeStatus
+from esper.leyline.rewards import EpisodeEnd, RewardResult
 from esper.leyline.stages import Stage
 from esper.simic.training.reward_ledger import EpisodeLedger, rollback_penalty
 
@@ -74,6 +76,45 @@ def fossilized(slot_id: str = "r0c0") -> EnvEffect:
         blending_delta_pp=1.0,
     )
     return effect_of(payload)
+
+
+def grow_and_keep(book: EpisodeLedger) -> list[RewardResult]:
+    """Reward a whole episode in which one seed goes from germination to a fossil."""
+    stages = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+    path = [stages[min(step, 3)] for step in range(book.num_steps - 1)] + [Stage.FOSSILIZED]
+    return [
+        pay(book, step, delta=0.2, reports=(make_report(stage=stage, steps_in_stage=0),))
+        for step, stage in enumerate(path)
+    ]
+
+
+@pytest.mark.parametrize("episode_end", EpisodeEnd)
+def test_task_return_is_the_total_without_shaping(episode_end: EpisodeEnd) -> None:
+    book = ledger()
+    book.scheme = msgspec.structs.replace(book.scheme, episode_end=episode_end)
+    results = grow_and_keep(book)
+    record = book.record(outcome=None, success_accuracy_pct=0.0)
+
+    shaping = [result.components.pbrs for result in results]
+    discounted = sum(book.scheme.gamma**step * bonus for step, bonus in enumerate(shaping))
+    last = results[-1].memory.potential
+
+    assert record.total_reward - record.task_return == pytest.approx(sum(shaping))
+    assert record.task_return == pytest.approx(sum(r.total - r.components.pbrs for r in results))
+    assert (last > 0) is (episode_end is EpisodeEnd.BOOTSTRAP)
+    expected = 0.1 * book.scheme.gamma**book.num_steps * last
+    assert discounted == pytest.approx(expected, abs=1e-9)
+
+
+def test_task_return_has_the_penalty_of_a_rollback_and_nothing_it_forfeits() -> None:
+    book = ledger()
+    for step in range(2):
+        pay(book, step, delta=1.0, reports=(make_report(stage=Stage.TRAINING),))
+    evidence = env_evidence(1, 2)
+    book.roll_back(evidence, rolled_back(evidence), -10.0)
+    later = pay(book, 3, delta=0.5)
+    record = book.record(outcome=None, success_accuracy_pct=0.0)
+    assert record.task_return == pytest.approx(-10.0 + later.total - later.components.pbrs)
 
 
 def test_a_governor_prune_costs_the_following_step_exactly_once() -> None:

@@ -52,9 +52,9 @@ def test_replacing_the_reward_normalizer_changes_what_is_learned_from(
     seen: list[Tensor] = []
 
     class Noting(RewardNormalizer):
-        def normalize_round(self, rewards: Tensor, is_paid: Tensor) -> Tensor:
+        def normalize_round(self, rewards: Tensor, returns: Tensor, is_paid: Tensor) -> Tensor:
             seen.append(rewards)
-            return super().normalize_round(rewards, is_paid)
+            return super().normalize_round(rewards, returns, is_paid)
 
     monkeypatch.setattr(vectorized, "RewardNormalizer", Noting)
     tiny_run(tmp_path)

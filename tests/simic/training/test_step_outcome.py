@@ -22,7 +22,7 @@ NUM_ENVS, NUM_STEPS = 4, 6
 def run_four(directory: Path, num_lanes: int = 1, **training: object) -> SmallRun:
     shape = {"n_envs": NUM_ENVS, "max_epochs": NUM_STEPS, "n_episodes": 1}
     # A value head of the smallest task's width has one hidden unit, which may be dead.
-    settings = {**shape, "lstm_hidden_dim": 64, **training}
+    settings = {**shape, "lstm_hidden_dim": 64, "episode_end": "bootstrap", **training}
     return lively_run(directory, run={"lanes": num_lanes}, **settings)
 
 
@@ -144,6 +144,19 @@ def test_a_rolled_back_env_names_no_target(tmp_path: Path, monkeypatch: pytest.M
 
     assert run.error is None
     assert sorted(named) == [(env, NUM_STEPS - 1) for env in (0, 1, 3)]
+
+
+def test_an_episode_that_terminates_names_no_target_and_has_no_value_beyond_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[tuple[int, int]] = []
+    change_results(monkeypatch, lambda result: named.extend(result.truncated_bootstrap_targets))
+
+    run = run_four(tmp_path, episode_end="terminate")
+
+    assert run.error is None
+    assert named == []
+    assert update_of(run).num_optimizer_steps > 0
 
 
 # --- What envs keep of their episode -------------------------------------------------------------

@@ -215,6 +215,7 @@ def round_line(view: Snapshot, row: RoundView) -> str:
     parts = [
         f"round {_position(row.round, view.progress.num_rounds)}",
         f"accuracy {number(row.mean_accuracy_pct, '.1f')} % ({low} to {high})",
+        f"task return {number(row.mean_task_return, '+.2f')}",
         f"reward {number(row.mean_reward, '+.2f')}",
         f"{_count(row.num_germinated)} germinated, {_count(row.num_fossilized)} kept, "
         f"{_count(row.num_pruned)} pruned",
@@ -254,7 +255,11 @@ def _overview(view: Snapshot) -> RenderableType:
         f"last round {number(last.mean_accuracy_pct if last else None, '.2f')} %, "
         f"best {number(progress.best_accuracy_pct, '.2f')} %",
     )
-    table.add_row("reward", f"last round {number(last.mean_reward if last else None, '+.2f')}")
+    table.add_row(
+        "task return",
+        f"last round {number(last.mean_task_return if last else None, '+.2f')}, "
+        f"with shaping {number(last.mean_reward if last else None, '+.2f')}",
+    )
     table.add_row(
         "seeds",
         f"{growth.num_germinated} germinated, {growth.num_fossilized} kept, "

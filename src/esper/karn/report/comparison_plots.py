@@ -29,7 +29,8 @@ _SMALL_MARGIN: Final = {"t": 32, "r": 12, "l": 40, "b": 40}
 
 _TITLES: Final[Mapping[str, str]] = {
     "mean_accuracy_pct": "validation accuracy, %",
-    "mean_reward": "return per env",
+    "mean_task_return": "task return per env",
+    "mean_reward": "return with shaping per env",
     "num_fossilized": "seeds kept in a round",
     "num_pruned": "seeds pruned in a round",
     "kl_divergence": "KL of the update",

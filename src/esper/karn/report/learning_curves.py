@@ -17,7 +17,13 @@ from esper.nissa.storage.journal import EVENTS_FILE
 __all__ = ["read_learning"]
 
 _Reading = Callable[[RoundView], float | None]
-_ROUND_FIGURES: Final = ("mean_accuracy_pct", "mean_reward", "num_fossilized", "num_pruned")
+_ROUND_FIGURES: Final = (
+    "mean_accuracy_pct",
+    "mean_task_return",
+    "mean_reward",
+    "num_fossilized",
+    "num_pruned",
+)
 _UPDATE_FIGURES: Final = ("kl_divergence", "value_nrmse", "explained_variance", "entropy")
 
 

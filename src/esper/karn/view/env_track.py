@@ -51,6 +51,7 @@ class _Episode:
     )
     rewards: deque[float | None] = field(default_factory=lambda: deque(maxlen=LIMITS.max_history))
     total_reward: float | None = None
+    task_return: float | None = None
     slots: dict[str, SlotView] = field(default_factory=dict)
     lanes: dict[str, list[_Stretch]] = field(default_factory=dict)
     actions: deque[ActionView] = field(default_factory=lambda: deque(maxlen=LIMITS.max_actions))
@@ -134,6 +135,8 @@ class EnvTrack:
             now.rewards[-1] = data.reward
         if data.reward is not None:
             now.total_reward = (now.total_reward or 0.0) + data.reward
+            task_reward = data.reward - data.reward_components.pbrs
+            now.task_return = (now.task_return or 0.0) + task_reward
         for name, value in msgspec.structs.asdict(data.reward_components).items():
             if value:
                 now.components[name] = now.components.get(name, 0.0) + value
@@ -196,12 +199,14 @@ class EnvTrack:
             final_accuracy_pct=data.final_accuracy_pct,
             best_accuracy_pct=data.best_accuracy_pct,
             total_reward=data.total_reward,
+            task_return=data.task_return,
             param_ratio=data.param_ratio,
             num_fossilized=data.num_fossilized,
             num_pruned=data.num_pruned,
             num_rollbacks=data.num_rollbacks,
         )
         self._now.total_reward = data.total_reward
+        self._now.task_return = data.task_return
 
     # --- Views -----------------------------------------------------------------------------------
 
@@ -232,6 +237,7 @@ class EnvTrack:
             sparkline=tuple(now.accuracies)[-LIMITS.sparkline :],
             last_reward=now.actions[-1].reward if now.actions else None,
             total_reward=now.total_reward,
+            task_return=now.task_return,
             slots=tuple(now.slots.get(slot) or _empty_slot(slot) for slot in self._slot_ids),
             last_action=now.actions[-1] if now.actions else None,
             num_germinated=now.num_germinated,

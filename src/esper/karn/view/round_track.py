@@ -49,6 +49,7 @@ class RoundTrack:
             high_accuracy_pct=max(accuracies, default=None),
             rolling_accuracy_pct=data.rolling_accuracy_pct,
             mean_reward=data.mean_reward,
+            mean_task_return=data.mean_task_return,
             low_reward=min(rewards, default=None),
             high_reward=max(rewards, default=None),
         )

@@ -160,6 +160,8 @@ class RoundView(_View, frozen=True, kw_only=True):
     mean_reward: Measured = None
     low_reward: Measured = None
     high_reward: Measured = None
+    mean_task_return: Measured = None
+    """Mean reward without shaping."""
     num_failed: int = 0
     num_rollbacks: int = 0
     num_germinated: int | None = None
@@ -221,6 +223,8 @@ class OutcomeView(_View, frozen=True, kw_only=True):
     final_accuracy_pct: Measured
     best_accuracy_pct: Measured
     total_reward: Measured
+    task_return: Measured
+    """The total reward without shaping."""
     param_ratio: float
     num_fossilized: int
     num_pruned: int
@@ -243,6 +247,8 @@ class EnvView(_View, frozen=True, kw_only=True):
     sparkline: tuple[Measured, ...]
     last_reward: Measured
     total_reward: Measured
+    task_return: Measured
+    """The total reward without shaping."""
     slots: tuple[SlotView, ...]
     last_action: ActionView | None
     num_germinated: int

@@ -39,9 +39,9 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 THRESHOLDS: Final[Mapping[str, Threshold]] = {
     "kl_divergence": Threshold(
         label="KL divergence",
-        # The recipes stop an update at a KL of 0.015 or 0.03; the detector's spike limit is 0.1.
-        watch=0.05,
-        act=0.1,
+        # Per decision. The recipes stop an update at 0.15; the detector's spike limit is 0.5.
+        watch=0.25,
+        act=0.5,
         meaning="one update changed the policy more than any recipe intends",
     ),
     "clip_fraction": Threshold(

@@ -121,19 +121,26 @@ def _does_learn(evidence: Evidence) -> _Answer:
     if evidence.facts is not None and evidence.facts.controller != LEARNING_CONTROLLER:
         text = f"the {evidence.facts.controller} controller does not learn"
         return _Answer("not learning", Grade.OK, (_learning_reason(Grade.OK, text),))
-    rewards = [row.mean_reward for row in evidence.rounds if row.mean_reward is not None]
-    if len(rewards) < LIMITS.rounds_to_judge:
-        text = f"{len(rewards)} of {LIMITS.rounds_to_judge} rounds needed to see a trend"
+    returns = [value for row in evidence.rounds if (value := _return_of(row)) is not None]
+    if len(returns) < LIMITS.rounds_to_judge:
+        text = f"{len(returns)} of {LIMITS.rounds_to_judge} rounds needed to see a trend"
         return _Answer("collecting", Grade.UNKNOWN, (_learning_reason(Grade.UNKNOWN, text),))
-    window = rewards[-LIMITS.trend_rounds :]
+    window = returns[-LIMITS.trend_rounds :]
     half = len(window) // 2
     early, late = window[:half], window[-half:]
     change = fmean(late) - fmean(early)
     noise = math.sqrt((variance(early) + variance(late)) / half)
     word = "rising" if change > noise else "falling" if change < -noise else "flat"
     level = Grade.WATCH if word == "falling" else Grade.OK
-    text = f"mean reward {change:+.2f} within the last {len(window)} rounds (noise ±{noise:.2f})"
+    text = (
+        f"mean task return {change:+.2f} within the last {len(window)} rounds (noise ±{noise:.2f})"
+    )
     return _Answer(word, level, (_learning_reason(level, text),))
+
+
+def _return_of(row: RoundView) -> float | None:
+    """Return the round's mean task return; older logs have only the one with shaping."""
+    return row.mean_reward if row.mean_task_return is None else row.mean_task_return
 
 
 def _learning_reason(level: Grade, text: str) -> Reason:

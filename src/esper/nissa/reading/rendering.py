@@ -165,8 +165,9 @@ def _causal(data: payloads.MorphologyCausalLog) -> str:
 @_describe.register
 def _outcome(data: payloads.EpisodeOutcome) -> str:
     return (
-        f"episode {data.status}: {_pct(data.final_accuracy_pct)}, reward "
-        f"{_number(data.total_reward)}, {data.num_fossilized} fossils, size x{data.param_ratio:.2f}"
+        f"episode {data.status}: {_pct(data.final_accuracy_pct)}, task return "
+        f"{_number(data.task_return)}, reward {_number(data.total_reward)}, "
+        f"{data.num_fossilized} fossils, size x{data.param_ratio:.2f}"
     )
 
 
@@ -200,7 +201,8 @@ def _round_stats(data: payloads.BatchStats) -> str:
 def _round_end(data: payloads.BatchEpochCompleted) -> str:
     return (
         f"round done: mean {_pct(data.mean_accuracy_pct)}, rolling "
-        f"{_pct(data.rolling_accuracy_pct)}, reward {_number(data.mean_reward)}"
+        f"{_pct(data.rolling_accuracy_pct)}, task return {_number(data.mean_task_return)}, "
+        f"reward {_number(data.mean_reward)}"
     )
 
 

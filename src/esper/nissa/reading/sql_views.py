@@ -171,8 +171,9 @@ _ROWS: Final = (
         question="does reward track accuracy?",
         sql=(
             "SELECT count(*) AS num_episodes, "
-            "corr(total_reward, final_accuracy_pct) AS correlation, "
-            "avg(total_reward) AS mean_reward, avg(final_accuracy_pct) AS mean_accuracy_pct "
+            "corr(task_return, final_accuracy_pct) AS correlation, "
+            "avg(task_return) AS mean_task_return, avg(total_reward) AS mean_reward, "
+            "avg(final_accuracy_pct) AS mean_accuracy_pct "
             "FROM episode_outcomes WHERE status <> 'failed'"
         ),
     ),

@@ -1,11 +1,11 @@
-"""Generalised advantage estimation (GAE) over segments."""
+"""Generalised advantage estimation (GAE) and discounted returns over segments."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["Advantages", "compute_gae"]
+__all__ = ["Advantages", "compute_gae", "discounted_returns"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,6 +14,9 @@ class Advantages:
 
     advantages: Tensor
     returns: Tensor
+    """Targets of the critics: advantages plus values."""
+    realized: Tensor
+    """Discounted rewards until the end of the segment, without any estimate of a critic."""
     td_errors: Tensor
 
 
@@ -42,13 +45,26 @@ def compute_gae(
     td_errors = rewards + gamma * torch.where(ends, bootstrap_values, following) - values
     td_errors = torch.where(valid, td_errors, 0.0)
     carry = gamma * gae_lambda * (valid & ~ends).to(values.dtype)
-    advantages = torch.empty_like(td_errors)
-    ahead = torch.zeros_like(td_errors[:, 0])
-    for step in reversed(range(td_errors.shape[1])):
-        ahead = td_errors[:, step] + carry[:, step] * ahead
-        advantages[:, step] = ahead
+    advantages = _summed_ahead(td_errors, carry)
     return Advantages(
         advantages=advantages,
         returns=torch.where(valid, advantages + values, 0.0),
+        realized=discounted_returns(rewards, ends=ends, valid=valid, gamma=gamma),
         td_errors=td_errors,
     )
+
+
+def discounted_returns(rewards: Tensor, *, ends: Tensor, valid: Tensor, gamma: float) -> Tensor:
+    """Return each row's discounted sum of rewards until the end of its segment, [envs, steps]."""
+    paid = torch.where(valid, rewards, 0.0)
+    return _summed_ahead(paid, gamma * (valid & ~ends).to(paid.dtype))
+
+
+def _summed_ahead(numbers: Tensor, carry: Tensor) -> Tensor:
+    """Return x[t] = numbers[t] + carry[t] * x[t + 1] for every row."""
+    sums = torch.empty_like(numbers)
+    ahead = torch.zeros_like(numbers[:, 0])
+    for step in reversed(range(numbers.shape[1])):
+        ahead = numbers[:, step] + carry[:, step] * ahead
+        sums[:, step] = ahead
+    return sums

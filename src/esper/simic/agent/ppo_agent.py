@@ -15,7 +15,7 @@ from esper.kasmina.plain_optim import PlainAdamW
 from esper.leyline.actions import Op
 from esper.leyline.errors import UnreadableFileError
 from esper.leyline.payloads import LstmHealth
-from esper.simic.agent.gae import Advantages, compute_gae
+from esper.simic.agent.gae import Advantages, compute_gae, discounted_returns
 from esper.simic.agent.ppo_config import PPOConfig, coefficients_at
 from esper.simic.agent.ppo_metrics import (
     LossMetrics,
@@ -41,7 +41,7 @@ from esper.tamiyo.network import Decision, LstmState, PolicyNetwork
 
 __all__ = ["AGENT_STATE_VERSION", "PPOAgent", "PreparedRound"]
 
-AGENT_STATE_VERSION: Final = 1
+AGENT_STATE_VERSION: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +82,7 @@ class PPOAgent:
         self.optimizer = _build_optimizer(self.network, self.config)
         self.buffer = _build_buffer(self.config, self.device)
         self.value_normalizer = ValueNormalizer(self.device)
+        self._scale_floors()
 
     @classmethod
     def build(
@@ -132,12 +133,14 @@ class PPOAgent:
             return PreparedRound()
         advantages = self.estimate_advantages(reward_normalizer)
         before = self._measure(batch, advantages)
+        old_values = self.value_normalizer.denormalize(batch.values)
         self.value_normalizer.update(advantages.returns, batch.valid)
         prepared = build_update_batch(
             self.network,
             batch,
             cuts=self.buffer.cuts(),
             advantages=advantages,
+            old_values=self.value_normalizer.normalize(old_values),
             value_targets=self.value_normalizer.normalize(advantages.returns),
             config=self.config,
         )
@@ -175,30 +178,40 @@ class PPOAgent:
     def finish_round(self, metrics: PPOMetrics) -> None:
         """Advance the schedules if the round took an optimizer step, and reset the buffer."""
         self.num_updates += metrics.has_learned
+        self._scale_floors()
         self.buffer.reset()
+
+    def _scale_floors(self) -> None:
+        """Set the mixtures of the next rollout; they are constant until its last update."""
+        scale = coefficients_at(self.config, self.num_updates).floor_scale
+        self.network.space.scale_mixtures(scale)
 
     def estimate_advantages(self, reward_normalizer: RewardNormalizer) -> Advantages:
         """Return the advantages of the finished round; updates the reward normaliser once."""
         batch = self.buffer.batch()
+        raw_returns = discounted_returns(
+            batch.rewards.double(), ends=batch.ends, valid=batch.valid, gamma=self.config.gamma
+        )
         is_paid = batch.valid & ~batch.is_forfeited
-        normalized = reward_normalizer.normalize_round(batch.rewards, is_paid)
+        rewards = reward_normalizer.normalize_round(batch.rewards, raw_returns, is_paid)
+        limit = self.config.horizon * rewards.abs().amax()
+        following = self._returns_of(batch.bootstrap_values, limit)
         return compute_gae(
-            rewards=torch.where(batch.is_forfeited, batch.penalties, normalized),
-            values=self._returns_of(batch.values),
-            bootstrap_values=self._returns_of(batch.bootstrap_values),
+            rewards=rewards,
+            values=self._returns_of(batch.values, limit),
+            bootstrap_values=torch.where(batch.is_truncated, following, 0.0),
             ends=batch.ends,
             valid=batch.valid,
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         )
 
-    def _returns_of(self, values: Tensor) -> Tensor:
+    def _returns_of(self, values: Tensor, limit: Tensor) -> Tensor:
         """Denormalise value head outputs, clamped to the largest possible return.
 
-        In short episodes most of a return is its bootstrap value, whose scale in turn comes from
-        the spread of such returns: without a bound this feedback diverges.
+        In short truncated episodes most of a return is its bootstrap value, whose scale in turn
+        comes from the spread of such returns: without a bound this feedback diverges.
         """
-        limit = self.config.largest_return
         return self.value_normalizer.denormalize(values).clamp(-limit, limit)
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,6 +245,7 @@ class PPOAgent:
         agent.optimizer.load_state_dict(state["optimizer"])
         agent.value_normalizer.load_state_dict(state["value_normalizer"])
         agent.num_updates = state["num_updates"]
+        agent._scale_floors()
         return agent
 
     def save(self, path: Path | str) -> None:
@@ -294,7 +308,7 @@ class PPOAgent:
             op_q_values=before.op_q_values,
             lstm_update=_health(trace.state),
             lstm_rollout=_health(rollout_state),
-            learning_rate=self.config.lr,
+            learning_rate=weights.lr,
             entropy_coef=weights.entropy,
             value_coef=weights.value,
             has_low_return_variance=before.has_low_return_variance,

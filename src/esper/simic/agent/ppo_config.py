@@ -6,13 +6,10 @@ from dataclasses import dataclass
 import msgspec
 
 from esper.leyline.actions import HEAD_SPECS, HEADS
-from esper.leyline.config import TrainingConfig
-from esper.simic.normalizers import REWARD_CLIP
+from esper.leyline.config import AdvantageNorm, TrainingConfig
 from esper.tamiyo.network import PolicySpec
 
 __all__ = ["Coefficients", "PPOConfig", "coefficients_at", "ppo_config_from"]
-
-NUM_MINIBATCHES = 4
 
 PerHead = tuple[float, ...]
 """One value per head, in canonical order."""
@@ -29,12 +26,16 @@ class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_envs: int
     num_steps: int
     lr: float
+    lr_end: float
     weight_decay: float
     """Weight decay of the critics."""
     max_grad_norm: float
     num_epochs: int
+    num_minibatches: int
     clip_ratio: float
+    value_clip: float | None
     target_kl: float | None
+    advantage_norm: AdvantageNorm
     gamma: float
     gae_lambda: float
     advantage_std_floor: float = 0.1
@@ -52,21 +53,22 @@ class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     entropy_weights: PerHead
     entropy_floors: PerHead = tuple(HEAD_SPECS[head].entropy_floor for head in HEADS)
     floor_penalties: PerHead = tuple(HEAD_SPECS[head].floor_penalty for head in HEADS)
+    floor_end: float
+    """Factor of the floors, entropies and mixtures alike, at the end of their annealing."""
     total_updates: int
-    """Horizon of the floor-penalty schedule."""
+    """Horizon of the schedules that cover the run."""
     contribution_coef: float = 0.05
     contribution_warmup_updates: int = 1000
-    contribution_clip_pp: float = 10.0
 
     @property
     def rows_per_minibatch(self) -> int:
         """Return the number of env rows per minibatch."""
-        return math.ceil(self.num_envs / NUM_MINIBATCHES)
+        return math.ceil(self.num_envs / self.num_minibatches)
 
     @property
-    def largest_return(self) -> float:
-        """Return the discounted return if every reward is at its clip limit."""
-        return REWARD_CLIP / (1.0 - self.gamma) if self.gamma < 1.0 else math.inf
+    def horizon(self) -> float:
+        """Return the largest discounted return as a multiple of the largest reward."""
+        return 1.0 / (1.0 - self.gamma) if self.gamma < 1.0 else math.inf
 
 
 def ppo_config_from(
@@ -78,6 +80,7 @@ def ppo_config_from(
         num_slots=len(training.slots),
         feature_dim=training.feature_dim,
         hidden_dim=training.lstm_hidden_dim,
+        is_orthogonal=training.orthogonal_init,
     )
     start = training.entropy_coef_start
     end = training.entropy_coef_end
@@ -90,11 +93,15 @@ def ppo_config_from(
         num_envs=training.n_envs,
         num_steps=training.max_epochs,
         lr=training.lr,
+        lr_end=training.lr if training.lr_end is None else training.lr_end,
         weight_decay=training.weight_decay,
         max_grad_norm=training.policy_max_grad_norm,
         num_epochs=training.recurrent_n_epochs,
+        num_minibatches=training.num_minibatches,
         clip_ratio=training.clip_ratio,
+        value_clip=training.value_clip,
         target_kl=training.target_kl,
+        advantage_norm=training.advantage_norm,
         gamma=training.gamma,
         gae_lambda=training.gae_lambda,
         value_coef=training.value_coef,
@@ -105,17 +112,21 @@ def ppo_config_from(
         entropy_coef_min=training.entropy_coef_min,
         entropy_anneal_updates=entropy_anneal_updates,
         entropy_weights=tuple(weights.values()),
+        floor_end=training.floor_end,
         total_updates=training.total_train_steps or training.n_episodes,
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coefficients:
-    """The coefficients of the loss terms in one update."""
+    """The learning rate and the coefficients of the loss terms in one update."""
 
+    lr: float
     entropy: float
     value: float
     floor: float
+    floor_scale: float
+    """Factor of the exploration floors: of the entropy floors and of the mixtures with uniform."""
     contribution: float
 
 
@@ -126,10 +137,14 @@ def coefficients_at(config: PPOConfig, num_updates: int) -> Coefficients:
     entropy = _between(config.entropy_coef_start, config.entropy_coef_end, annealed)
     warmed = _progress(num_updates, config.value_warmup_updates, when_instant=1.0)
     ramp = _progress(num_updates, config.contribution_warmup_updates, when_instant=1.0)
+    course = num_updates / max(config.total_updates, 1)
+    faded = annealed if config.entropy_anneal_updates > 0 else min(course, 1.0)
     return Coefficients(
+        lr=_between(config.lr, config.lr_end, min(course, 1.0)),
         entropy=max(entropy, config.entropy_coef_min),
         value=_between(config.value_coef_start, config.value_coef, warmed),
-        floor=_floor_factor(num_updates / max(config.total_updates, 1)),
+        floor=_floor_factor(course),
+        floor_scale=_between(1.0, config.floor_end, faded),
         contribution=config.contribution_coef * ramp,
     )
 

@@ -134,7 +134,6 @@ class LossMetrics:
     ratio_std: Mean
     ratio_min: Min
     ratio_max: Max
-    joint_ratio_max: Max
     log_prob_min: Min
     log_prob_max: Max
 

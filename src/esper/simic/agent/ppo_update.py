@@ -5,7 +5,7 @@ Shapes: N envs (rows), T steps, K heads, W widest head.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import torch
@@ -14,10 +14,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from esper.leyline.actions import HEADS
+from esper.leyline.config import AdvantageNorm
 from esper.simic.agent.gae import Advantages
 from esper.simic.agent.ppo_config import Coefficients, PPOConfig
 from esper.simic.agent.ppo_metrics import HeadMetrics, LossMetrics, pack
 from esper.simic.agent.rollout_buffer import RolloutBatch
+from esper.tamiyo.distributions import OP_ROW
 from esper.tamiyo.network import LstmState, PolicyNetwork, PolicyOutput
 
 __all__ = [
@@ -36,7 +38,6 @@ __all__ = [
 ]
 
 MAX_LOG_RATIO: Final = 20.0
-MAX_JOINT_LOG_RATIO: Final = 30.0
 KL_STOP_FACTOR: Final = 1.5
 
 
@@ -53,7 +54,8 @@ class UpdateBatch:
     available_masks: Tensor  # bool [N, T, K, W]
     is_learnable: Tensor  # [N, T, K]: the head mattered for the effective op, and op had a choice
     is_available: Tensor  # [N, T, K]: the head could have mattered, and had a choice
-    advantages: Tensor  # [N, T], normalised
+    advantages: Tensor  # [N, T], normalised unless that is done by minibatch
+    old_values: Tensor  # [N, T], of the rollout, on the scale of the targets
     value_targets: Tensor  # [N, T], normalised
     value_weights: Tensor  # [N, T]
     ops: Tensor  # [N, T]
@@ -61,6 +63,11 @@ class UpdateBatch:
     is_measured: Tensor  # [N, T, S]
     cuts: tuple[tuple[int, ...], ...]
     """For each row, the steps other than the first at which a segment starts."""
+
+    @property
+    def is_decision(self) -> Tensor:
+        """Return the steps at which the policy had a choice, [N, T]."""
+        return self.is_learnable[..., OP_ROW]
 
     def rows(self, index: Sequence[int]) -> "UpdateBatch":
         """Return the rows of these envs."""
@@ -109,9 +116,10 @@ class Evaluation:
 class Ratios:
     """Probability ratios of the stored actions, new policy over old policy."""
 
-    heads: Tensor  # [N, T, K]
-    joint: Tensor  # [N, T]
+    heads: Tensor  # [N, T, K], for diagnostics
+    joint: Tensor  # [N, T], of the whole decision
     kl_divergence: Tensor
+    """Mean over decisions, old policy to new."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +130,7 @@ class Losses:
     value: Tensor
     q: Tensor
     entropy: Tensor
-    """Entropy bonus: entropies weighted by head, to be subtracted."""
+    """Entropy bonus: entropies of a decision weighted by head, to be subtracted."""
     floor_penalty: Tensor
     contribution: Tensor
 
@@ -151,6 +159,7 @@ def build_update_batch(
     *,
     cuts: Sequence[Sequence[int]],
     advantages: Advantages,
+    old_values: Tensor,
     value_targets: Tensor,
     config: PPOConfig,
 ) -> UpdateBatch:
@@ -160,6 +169,8 @@ def build_update_batch(
     available = space.available_masks(batch.masks)
     is_free = (batch.valid & ~batch.is_forced).unsqueeze(-1)
     weights = torch.where(batch.is_forced, config.forced_value_weight, 1.0)
+    by_round = config.advantage_norm is AdvantageNorm.ROUND
+    normalized = normalized_advantages(advantages.advantages, is_free.squeeze(-1), config)
     return UpdateBatch(
         obs=batch.obs,
         blueprints=batch.blueprints,
@@ -170,7 +181,8 @@ def build_update_batch(
         available_masks=available.masks,
         is_learnable=space.causal[batch.effective_ops] & is_free,
         is_available=available.has_choice & is_free,
-        advantages=normalized_advantages(advantages.advantages, batch.valid, config),
+        advantages=normalized if by_round else advantages.advantages,
+        old_values=old_values,
         value_targets=value_targets,
         value_weights=weights * batch.valid,
         ops=ops,
@@ -180,12 +192,12 @@ def build_update_batch(
     )
 
 
-def normalized_advantages(advantages: Tensor, valid: Tensor, config: PPOConfig) -> Tensor:
-    """Standardise over all valid steps, with a lower bound on the standard deviation."""
-    mean = _masked_mean(advantages, valid)
-    std = _masked_mean((advantages - mean).square(), valid).sqrt()
+def normalized_advantages(advantages: Tensor, is_decision: Tensor, config: PPOConfig) -> Tensor:
+    """Standardise over all decisions, with a lower bound on the standard deviation."""
+    mean = _masked_mean(advantages, is_decision)
+    std = _masked_mean((advantages - mean).square(), is_decision).sqrt()
     scale = std.clamp_min(config.advantage_std_floor) + 1e-8
-    return torch.where(valid, (advantages - mean) / scale, 0.0)
+    return torch.where(is_decision, (advantages - mean) / scale, 0.0)
 
 
 def run_update(
@@ -212,6 +224,8 @@ def run_update(
         check_cancelled: called between minibatches; may raise to end the update.
     """
     trace = UpdateTrace()
+    for group in optimizer.param_groups:
+        group["lr"] = weights.lr
     for epoch in range(config.num_epochs):
         for rows in minibatch_rows(batch.obs.shape[0], config.rows_per_minibatch, generator):
             if check_cancelled is not None:
@@ -240,9 +254,12 @@ def _step(
     trace: UpdateTrace,
 ) -> bool:
     """Take or skip one optimizer step; return False if the KL early stop ends the update."""
+    if config.advantage_norm is AdvantageNorm.MINIBATCH:
+        own = normalized_advantages(batch.advantages, batch.is_decision, config)
+        batch = replace(batch, advantages=own)
     evaluation = evaluate_actions(network, batch)
     ratios = compute_ratios(evaluation.log_probs, batch)
-    losses = compute_losses(evaluation, ratios, batch, config)
+    losses = compute_losses(evaluation, ratios, batch, config, weights.floor_scale)
     total = losses.total(weights)
     optimizer.zero_grad(set_to_none=True)
     total.backward()  # type: ignore[no-untyped-call]
@@ -288,44 +305,69 @@ def evaluate_actions(network: PolicyNetwork, batch: UpdateBatch) -> Evaluation:
 
 
 def compute_ratios(log_probs: Tensor, batch: UpdateBatch) -> Ratios:
-    """Return the ratios to the log-probabilities stored in the rollout, and the approximate KL."""
+    """Return the ratios to the log-probabilities stored in the rollout, and the approximate KL.
+
+    A decision is one action of the joint policy: its log-ratio is the sum over the heads that
+    mattered for it.
+    """
     log_ratios = log_probs - batch.old_log_probs
-    bounded = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    heads = bounded.exp()
-    joint = log_ratios.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
+    decided = torch.where(batch.is_learnable, log_ratios, 0.0).sum(-1)
+    bounded = decided.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    joint = bounded.exp()
     # The k3 estimator (r - 1) - log r is never negative and has less variance than -log r.
-    kl = _masked_mean((heads - 1 - bounded).detach(), batch.is_learnable)
+    kl = _masked_mean((joint - 1 - bounded).detach(), batch.is_decision)
+    heads = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return Ratios(heads=heads, joint=joint, kl_divergence=kl)
 
 
 def compute_losses(
-    evaluation: Evaluation, ratios: Ratios, batch: UpdateBatch, config: PPOConfig
+    evaluation: Evaluation,
+    ratios: Ratios,
+    batch: UpdateBatch,
+    config: PPOConfig,
+    floor_scale: float,
 ) -> Losses:
-    """Compute all loss terms; each head is clipped and averaged over its learnable steps."""
+    """Compute all loss terms; those of the policy are means over decisions.
+
+    The surrogate of a decision is the sum over the heads that mattered for it, each clipped by
+    itself: at a ratio of 1 its gradient is that of the joint policy, and a decision of six heads
+    may move each of them as far as a decision of one.
+    """
     advantages = batch.advantages.unsqueeze(-1)
     clipped = ratios.heads.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
-    gain = torch.minimum(ratios.heads * advantages, clipped * advantages)
+    gains = torch.minimum(ratios.heads * advantages, clipped * advantages)
+    gain = torch.where(batch.is_learnable, gains, 0.0).sum(-1)
     entropy_weights = gain.new_tensor(config.entropy_weights)
-    bonus = entropy_weights * _mean_over_steps(evaluation.entropies, batch.is_learnable)
-    targets = batch.contributions.clamp(-config.contribution_clip_pp, config.contribution_clip_pp)
+    bonus = torch.where(batch.is_learnable, entropy_weights * evaluation.entropies, 0.0).sum(-1)
+    targets = batch.contributions.sign() * batch.contributions.abs().log1p()
     return Losses(
-        policy=-_mean_over_steps(gain, batch.is_learnable).sum(),
-        value=_value_loss(evaluation.output.values, batch),
-        q=_value_loss(evaluation.q_values, batch),
-        entropy=bonus.sum(),
-        floor_penalty=_floor_penalty(evaluation.available_entropies, batch, config),
+        policy=-_masked_mean(gain, batch.is_decision),
+        value=_value_loss(evaluation.output.values, batch, config.value_clip),
+        q=_value_loss(evaluation.q_values, batch, None),
+        entropy=_masked_mean(bonus, batch.is_decision),
+        floor_penalty=_floor_penalty(evaluation.available_entropies, batch, config, floor_scale),
         contribution=_masked_mean((evaluation.contributions - targets) ** 2, batch.is_measured),
     )
 
 
-def _value_loss(values: Tensor, batch: UpdateBatch) -> Tensor:
-    errors = batch.value_weights * (values - batch.value_targets) ** 2
-    return 0.5 * errors.sum() / batch.value_weights.sum().clamp_min(1.0)
+def _value_loss(values: Tensor, batch: UpdateBatch, clip: float | None) -> Tensor:
+    """Return half the weighted mean squared error; clipped, the larger of two errors counts.
+
+    The second error is that of a value that has moved at most `clip` from the rollout's.
+    """
+    errors = (values - batch.value_targets) ** 2
+    if clip is not None:
+        near = batch.old_values + (values - batch.old_values).clamp(-clip, clip)
+        errors = torch.maximum(errors, (near - batch.value_targets) ** 2)
+    total = (batch.value_weights * errors).sum()
+    return 0.5 * total / batch.value_weights.sum().clamp_min(1.0)
 
 
-def _floor_penalty(entropies: Tensor, batch: UpdateBatch, config: PPOConfig) -> Tensor:
+def _floor_penalty(
+    entropies: Tensor, batch: UpdateBatch, config: PPOConfig, floor_scale: float
+) -> Tensor:
     """Return the penalty for heads whose mean entropy, where they had a choice, is too low."""
-    floors = entropies.new_tensor(config.entropy_floors)
+    floors = floor_scale * entropies.new_tensor(config.entropy_floors)
     lacking = (floors - _mean_over_steps(entropies, batch.is_available)).clamp_min(0.0)
     prices = entropies.new_tensor(config.floor_penalties) * lacking.square()
     return torch.where(batch.is_available.any(1).any(0), prices, 0.0).sum()
@@ -377,11 +419,10 @@ def _pack_losses(
     norms: Tensor,
     config: PPOConfig,
 ) -> Tensor:
-    mask = batch.is_learnable
-    advantages = batch.advantages.unsqueeze(-1)
-    is_high = ratios.heads > 1 + config.clip_ratio
-    is_low = ratios.heads < 1 - config.clip_ratio
-    mean = _masked_mean(ratios.heads, mask)
+    mask, decided = batch.is_learnable, batch.is_decision
+    is_high = ratios.joint > 1 + config.clip_ratio
+    is_low = ratios.joint < 1 - config.clip_ratio
+    mean = _masked_mean(ratios.joint, decided)
     return pack(
         LossMetrics,
         policy_loss=losses.policy,
@@ -393,14 +434,13 @@ def _pack_losses(
         gradient_norm=norms.square().sum().sqrt(),
         value_gradient_norm=norms[len(HEADS)],
         q_gradient_norm=norms[len(HEADS) + 1],
-        clip_fraction=_masked_mean((is_high | is_low).float(), mask),
-        clip_fraction_positive=_masked_mean((is_high & (advantages > 0)).float(), mask),
-        clip_fraction_negative=_masked_mean((is_low & (advantages < 0)).float(), mask),
+        clip_fraction=_masked_mean((is_high | is_low).float(), decided),
+        clip_fraction_positive=_masked_mean((is_high & (batch.advantages > 0)).float(), decided),
+        clip_fraction_negative=_masked_mean((is_low & (batch.advantages < 0)).float(), decided),
         ratio_mean=mean,
-        ratio_std=_masked_mean((ratios.heads - mean).square(), mask).sqrt(),
-        ratio_min=_extreme(ratios.heads, mask, is_max=False),
-        ratio_max=_extreme(ratios.heads, mask, is_max=True),
-        joint_ratio_max=_extreme(ratios.joint, mask.any(-1), is_max=True),
+        ratio_std=_masked_mean((ratios.joint - mean).square(), decided).sqrt(),
+        ratio_min=_extreme(ratios.joint, decided, is_max=False),
+        ratio_max=_extreme(ratios.joint, decided, is_max=True),
         log_prob_min=_extreme(evaluation.log_probs, mask, is_max=False),
         log_prob_max=_extreme(evaluation.log_probs, mask, is_max=True),
     )

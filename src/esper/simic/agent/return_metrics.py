@@ -20,6 +20,9 @@ def pack_return_metrics(
 ) -> Tensor:
     """Compute the metrics of a round with at least one row, before its first update.
 
+    Returns are the realised ones: a critic compared with targets that contain its own values
+    explains them well whatever they are.
+
     Args:
         batch: the round.
         advantages: before normalisation.
@@ -28,7 +31,7 @@ def pack_return_metrics(
         config: has the floor of the returns' variance.
     """
     valid = batch.valid
-    v, r = values[valid].double(), advantages.returns[valid].double()
+    v, r = values[valid].double(), advantages.realized[valid].double()
     td, a = advantages.td_errors[valid].double(), advantages.advantages[valid].double()
     floor = config.return_variance_floor
     residual_var, return_var = _sample_var(r - v), _sample_var(r)

@@ -16,7 +16,6 @@ from torch import Tensor
 from esper.leyline.actions import HEADS, Head, head_sizes
 from esper.leyline.errors import ContractError
 from esper.leyline.messages import PenaltyOutcome
-from esper.simic.normalizers import REWARD_CLIP
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import Decision
 
@@ -54,15 +53,15 @@ class RolloutBatch:
     values: Tensor
     effective_ops: Tensor
     is_forced: Tensor
-    rewards: Tensor  # raw; 0 where forfeited
+    rewards: Tensor  # raw; where forfeited, 0 but for the penalty of a rollback
     is_forfeited: Tensor  # belongs to a segment that ended in a rollback
-    penalties: Tensor  # on the normalised scale; replace the reward where forfeited
     contributions: Tensor
     is_measured: Tensor
     valid: Tensor
     starts: Tensor
     ends: Tensor
-    bootstrap_values: Tensor
+    is_truncated: Tensor  # an end after which the return goes on
+    bootstrap_values: Tensor  # as the value head gives them; meaningless unless truncated
 
     def first_steps(self, num_steps: int) -> "RolloutBatch":
         """Return the batch without the steps that were not recorded."""
@@ -106,12 +105,12 @@ def _allocate(
         is_forced=flags.clone(),
         rewards=numbers.clone(),
         is_forfeited=flags.clone(),
-        penalties=numbers.clone(),
         contributions=slots.clone(),
         is_measured=slots.bool(),
         valid=flags.clone(),
         starts=flags.clone(),
         ends=flags.clone(),
+        is_truncated=flags.clone(),
         bootstrap_values=numbers,
     )
 
@@ -183,6 +182,7 @@ class RolloutBuffer:
         last = self._close(env_id)
         if last is not None:
             self._awaiting_bootstrap.add((env_id, last))
+            self._rows.is_truncated[env_id, last] = True
         return last
 
     def terminate(self, env_id: int) -> int | None:
@@ -190,11 +190,7 @@ class RolloutBuffer:
         return self._close(env_id)
 
     def end_segment_with_penalty(self, env_id: int, penalty: float) -> PenaltyOutcome:
-        """End the env's segment by a rollback: the last row gets the penalty, the others 0.
-
-        The penalty is clipped like a normalised reward but not divided by running statistics, so
-        that it has the same size in every round.
-        """
+        """End the env's segment by a rollback: its last reward is the penalty, the others are 0."""
         since = self._open_since[env_id]
         last = self.terminate(env_id)
         self.rollback_count += 1
@@ -203,7 +199,7 @@ class RolloutBuffer:
             return PenaltyOutcome(blamed_step=None, num_steps_forfeited=0)
         self._rows.rewards[env_id, since : last + 1] = 0.0
         self._rows.is_forfeited[env_id, since : last + 1] = True
-        self._rows.penalties[env_id, last] = max(-REWARD_CLIP, min(REWARD_CLIP, penalty))
+        self._rows.rewards[env_id, last] = penalty
         num_forfeited = last + 1 - since
         self.rollback_steps_forfeited += num_forfeited
         return PenaltyOutcome(blamed_step=last, num_steps_forfeited=num_forfeited)

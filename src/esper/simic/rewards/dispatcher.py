@@ -16,7 +16,7 @@ from esper.simic.rewards.basic import basic_plus_terms, basic_terms
 from esper.simic.rewards.contribution import escrow_terms, shaped_terms
 from esper.simic.rewards.loss_primary import loss_terms
 from esper.simic.rewards.scheme import RewardScheme
-from esper.simic.rewards.shaping import network_potential, shaping_bonus
+from esper.simic.rewards.shaping import potential_after, shaping_bonus
 from esper.simic.rewards.sparse import minimal_terms, simplified_terms, sparse_terms
 from esper.simic.rewards.terms import ModeTerms
 
@@ -39,7 +39,7 @@ def compute_reward(inputs: RewardInputs, scheme: RewardScheme) -> RewardResult:
     """Return one env's reward for one step; a pure function of its inputs."""
     mode = loss_terms if scheme.family is RewardFamily.LOSS else _MODES[scheme.mode]
     terms = mode(inputs, scheme)
-    potential = network_potential(inputs.slots_after, scheme)
+    potential = potential_after(inputs, scheme)
     shared = RewardComponents(
         pbrs=shaping_bonus(inputs.memory.potential, potential, scheme),
         auto_prune_penalty=scheme.config.auto_prune_penalty * inputs.pending_auto_prunes,

@@ -1,13 +1,25 @@
 """The reward scheme of a run: family, mode and all constants."""
 
+from typing import Final
+
 import msgspec
 
 from esper.leyline.config import TrainingConfig
-from esper.leyline.rewards import LossRewardConfig, RewardConfig, RewardFamily, RewardMode
+from esper.leyline.rewards import (
+    EpisodeEnd,
+    LossRewardConfig,
+    RewardConfig,
+    RewardFamily,
+    RewardMode,
+)
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import TaskSpec
 
 __all__ = ["RewardScheme", "TaskFigures", "scheme_of"]
+
+
+_TERMINAL_ONLY: Final = frozenset({RewardMode.SPARSE, RewardMode.MINIMAL})
+"""Modes whose terminal term cannot be disabled, as they have hardly any other."""
 
 
 class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +43,7 @@ class RewardScheme(msgspec.Struct, frozen=True, kw_only=True):
     loss_config: LossRewardConfig
     lifecycle: LifecycleRules
     task: TaskFigures
+    episode_end: EpisodeEnd = EpisodeEnd.TERMINATE
 
     def is_contributing(self, contribution_pp: float | None) -> bool:
         """Return whether a seed's contribution is large enough; False if not measured."""
@@ -60,4 +73,16 @@ def scheme_of(config: TrainingConfig, task: TaskSpec) -> RewardScheme:
             loss_delta_std=std,
             rent_weight=rent_weight,
         ),
+        episode_end=config.episode_end or _natural_end(config),
     )
+
+
+def _natural_end(config: TrainingConfig) -> EpisodeEnd:
+    """Return what fits the reward: a terminal term makes the last step the end of the task."""
+    if config.reward_family is RewardFamily.LOSS:
+        has_terminal_term = config.loss_reward.terminal_weight != 0.0
+    else:
+        has_terminal_term = (
+            config.reward_mode in _TERMINAL_ONLY or not config.reward.disable_terminal_reward
+        )
+    return EpisodeEnd.TERMINATE if has_terminal_term else EpisodeEnd.BOOTSTRAP

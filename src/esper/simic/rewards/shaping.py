@@ -3,11 +3,24 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from esper.leyline.rewards import RewardConfig, RewardFamily, RewardMode, SlotStage
+from esper.leyline.rewards import (
+    EpisodeEnd,
+    RewardConfig,
+    RewardFamily,
+    RewardInputs,
+    RewardMode,
+    SlotStage,
+)
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
 from esper.simic.rewards.scheme import RewardScheme
 
-__all__ = ["STAGE_POTENTIALS", "network_potential", "shaping_bonus", "slot_potential"]
+__all__ = [
+    "STAGE_POTENTIALS",
+    "network_potential",
+    "potential_after",
+    "shaping_bonus",
+    "slot_potential",
+]
 
 STAGE_POTENTIALS: Final[Mapping[Stage, float]] = {
     Stage.UNKNOWN: 0.0,
@@ -43,12 +56,22 @@ def network_potential(slots: Iterable[SlotStage], scheme: RewardScheme) -> float
     return sum((slot_potential(slot, scheme.config) for slot in slots), 0.0)
 
 
+def potential_after(inputs: RewardInputs, scheme: RewardScheme) -> float:
+    """Return the potential of the state that a step leads to; 0 if it is terminal.
+
+    A terminal state must have none: nothing follows that could take it back, so that shaping would
+    pay for growth whatever the growth is worth.
+    """
+    if inputs.is_last_step and scheme.episode_end is EpisodeEnd.TERMINATE:
+        return 0.0
+    return network_potential(inputs.slots_after, scheme)
+
+
 def shaping_bonus(before: float, after: float, scheme: RewardScheme) -> float:
     """Return the weighted change of the potential over one step.
 
-    Over T steps the discounted sum telescopes to weight * (gamma^T * last - first): shaping moves
-    reward in time and adds none. Episodes are truncated rather than terminal, so the last
-    potential is not set to 0.
+    Over T steps the discounted sum telescopes to weight * (gamma^T * last - first), and last is 0
+    for an episode that terminates: shaping moves reward in time and adds none.
     """
     if scheme.config.disable_pbrs or scheme.mode not in _SHAPED_MODES:
         return 0.0

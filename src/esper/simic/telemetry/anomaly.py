@@ -38,7 +38,8 @@ class AnomalyRules(msgspec.Struct, frozen=True, kw_only=True):
     min_ratio: float = 0.1
     max_value_error: float = 5.0
     """Threshold for the value loss and the mean absolute TD error."""
-    kl_spike: float = 0.1
+    kl_spike: float = 0.5
+    """Per decision; the KL stop of the recipes ends an update at 0.15."""
     collapse_updates: int = 3
     """Consecutive updates below a head's collapse threshold."""
     collapse_release: float = 1.5

@@ -197,6 +197,7 @@ def emit_batch_completed(emit: Emit, summary: BatchSummary, episodes_completed: 
         mean_accuracy_pct=summary.mean_accuracy_pct,
         rolling_accuracy_pct=summary.rolling_accuracy_pct,
         mean_reward=summary.mean_reward,
+        mean_task_return=summary.mean_task_return,
         env_accuracies_pct=tuple(record.final_accuracy_pct for record in summary.episodes),
         env_rewards=tuple(record.total_reward for record in summary.episodes),
     )
@@ -222,7 +223,7 @@ def emit_reward_summary(
     emit: Emit,
     mean_components: RewardComponents,
     mean_reward: float,
-    reward_std: float | None,
+    reward_scale: float | None,
     round_index: int,
 ) -> None:
     """Emit the mean reward components of a round."""
@@ -230,7 +231,7 @@ def emit_reward_summary(
         mean_components=mean_components,
         mean_reward=mean_reward,
         hindsight_credit=mean_components.hindsight_credit,
-        reward_std=reward_std,
+        reward_scale=reward_scale,
     )
     emit(Draft(payload, EventScope(round=round_index)))
 

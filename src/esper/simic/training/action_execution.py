@@ -74,7 +74,7 @@ def execute_actions(
         envs: the lane's envs, in env order, each with the evidence of this step's validation.
         decision: the action of every env.
         rules: which actions are legal.
-        masker: computes which ops would be legal after the last step.
+        masker: computes which ops would be legal after a step that cuts the episode off.
         failures: an env that raises is appended here and left out of the result; others continue.
         beat: called after each env.
     """
@@ -83,7 +83,7 @@ def execute_actions(
     for env in envs:
         with contained(failures, env.env_idx, place):
             outcome = apply_decision(env, decision, rules)
-            if decision.is_last_step and outcome.rollback is None:
+            if decision.is_truncated and outcome.rollback is None:
                 _add_target(result, env, decision.step, outcome.reports, masker)
             result.outcomes.append(outcome)
         beat()

@@ -25,7 +25,7 @@ from esper.leyline.messages import (
 )
 from esper.leyline.payloads import RewardHackingSuspected, SlotActivity
 from esper.leyline.reports import EpisodeRecord, SeedReport
-from esper.leyline.rewards import HackingSuspicion, RewardComponents
+from esper.leyline.rewards import EpisodeEnd, HackingSuspicion, RewardComponents
 from esper.leyline.signals import TrainingSignals
 from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.rewards.scheme import RewardScheme
@@ -54,7 +54,7 @@ class RoundResult:
     tally: RoundTally
     slots: tuple[SlotActivity, ...]
     """Actions and rewards per slot, summed over all envs."""
-    reward_std: float | None
+    reward_scale: float | None
     rollback_attempts: int
     unattributed_penalties: int
     update_ms: float
@@ -123,6 +123,7 @@ class Control:
         observed = self._observe(signals, reports)
         masks = self.masker.masks(reports)
         legality = materialize_legality(masks)
+        _check_legal([(env_id, evidence.step) for env_id in range(self.num_envs)], legality)
         self._is_forced = tuple(sum(row) == 1 for row in legality)
         self.tally.add_legality(legality, [env is not None for env in evidence.envs])
         choice = self.controller.choose(
@@ -134,10 +135,12 @@ class Control:
                 envs=evidence.envs,
             )
         )
+        is_last = is_last_step(evidence.step, self.num_steps)
         return StepDecision(
             round=evidence.round,
             step=evidence.step,
-            is_last_step=is_last_step(evidence.step, self.num_steps),
+            is_last_step=is_last,
+            is_truncated=is_last and self.scheme.episode_end is EpisodeEnd.BOOTSTRAP,
             actions=choice.actions,
             details=choice.details,
             previous_rewards=tuple(self._previous_rewards),
@@ -170,7 +173,7 @@ class Control:
         self._previous_rewards = rewards
         self._remember(evidence, outcome, rewards)
         if decision.is_last_step:
-            self._end_episodes(outcome)
+            self._end_episodes(outcome, is_truncated=decision.is_truncated)
         return StepRecord(
             rewards=tuple(rewards),
             components=tuple(components),
@@ -191,7 +194,7 @@ class Control:
             metrics=metrics,
             tally=self.tally,
             slots=summed_activity([ledger.slots for ledger in self.ledgers], self.rules.slot_ids),
-            reward_std=None if learner is None else float(learner.reward_normalizer.std),
+            reward_scale=None if learner is None else float(learner.reward_normalizer.scale),
             rollback_attempts=self._num_rollbacks,
             unattributed_penalties=self._num_unattributed,
             update_ms=1e3 * (time.perf_counter() - began_s),
@@ -251,22 +254,31 @@ class Control:
             assert blamed == penalty, f"env {env_id}: ledger and rollout blame different steps"
         return penalty
 
-    def _end_episodes(self, outcome: StepOutcome) -> None:
+    def _end_episodes(self, outcome: StepOutcome, *, is_truncated: bool) -> None:
         for env in outcome.envs:
             if env is not None:
                 self._episodes[env.env_id] = self.ledgers[env.env_id].record(
                     outcome=env, success_accuracy_pct=self.success_accuracy_pct
                 )
+        if self.learner is None:
+            return
+        if is_truncated:
+            self._bootstrap(self.learner, outcome)
+        else:
+            self.learner.terminate(env.env_id for env in outcome.envs if env is not None)
+
+    def _bootstrap(self, learner: PolicyController, outcome: StepOutcome) -> None:
         targets = outcome.truncated_bootstrap_targets
-        if self.learner is not None and targets:
-            _check_legal(targets, outcome.post_action_masks)
-            after = batch_signals_to_features(
-                self.extractor,
-                outcome.post_action_signals,
-                outcome.post_action_slot_reports,
-                [self._feedback[env_id] for env_id, _ in targets],
-            )
-            self.learner.bootstrap(targets, after)
+        if not targets:
+            return
+        _check_legal(targets, outcome.post_action_masks)
+        after = batch_signals_to_features(
+            self.extractor,
+            outcome.post_action_signals,
+            outcome.post_action_slot_reports,
+            [self._feedback[env_id] for env_id, _ in targets],
+        )
+        learner.bootstrap(targets, after)
 
     def _close_failed(self, envs: Sequence[object | None]) -> None:
         for env_id, env in enumerate(envs):
@@ -284,15 +296,15 @@ class Control:
         return ended
 
 
-def _check_legal(targets: Sequence[tuple[int, int]], legal_ops: Sequence[tuple[bool, ...]]) -> None:
-    """Raise for a bootstrap state without a legal op.
+def _check_legal(places: Sequence[tuple[int, int]], legal_ops: Sequence[Sequence[bool]]) -> None:
+    """Raise for an env and step without a legal op.
 
-    The value does not depend on the masks. WAIT is always legal, so a row without a legal op
-    cannot belong to an env that could take another step.
+    WAIT is always legal, so such a row belongs to no env that can act; a distribution over no
+    choice would be meaningless.
     """
-    for (env_id, step), row in zip(targets, legal_ops, strict=True):
+    for (env_id, step), row in zip(places, legal_ops, strict=True):
         if not any(row):
-            raise ContractError(f"env {env_id}, step {step}: no op is legal after the step")
+            raise ContractError(f"env {env_id}, step {step}: no op is legal")
 
 
 def _suspicion(found: HackingSuspicion) -> RewardHackingSuspected:

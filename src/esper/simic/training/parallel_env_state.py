@@ -34,12 +34,11 @@ class Accumulators:
     """Running sums of a pass, on the device until the pass is over."""
 
     loss: Tensor
-    """Sum of batch means, [K]."""
+    """Sum over predictions, [K]: batches of a pass may differ in size."""
     correct: Tensor
     """[K]."""
     total: int = 0
-    """Number of predictions that `correct` is out of."""
-    batches: int = 0
+    """Number of predictions that `loss` and `correct` sum over."""
 
     @classmethod
     def zeros(cls, num_configs: int, device: torch.device) -> "Accumulators":
@@ -50,15 +49,14 @@ class Accumulators:
         )
 
     def add(self, loss: Tensor, correct: Tensor, total: int) -> None:
-        """Add one batch without reading values from the device."""
-        self.loss += loss.detach()
+        """Add one batch, given its mean loss, without reading values from the device."""
+        self.loss += loss.detach() * total
         self.correct += correct
         self.total += total
-        self.batches += 1
 
     def materialize_means(self) -> tuple[list[float], list[float]]:
         """Read mean losses and accuracies (%) in one transfer; call only after the fence."""
-        both = torch.stack([self.loss / self.batches, 100.0 * self.correct / self.total])
+        both = torch.stack([self.loss, 100.0 * self.correct]) / self.total
         losses, accuracies = both.tolist()
         return losses, accuracies
 

@@ -42,6 +42,17 @@ class StepFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Line:
+    """The map x -> offset + slope * x."""
+
+    offset: float
+    slope: float
+
+    def at(self, x: float) -> float:
+        return self.offset + self.slope * x
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Pending:
     """A decision whose outcome is not yet known."""
 
@@ -65,6 +76,8 @@ class PolicyController:
     name: str = "ppo"
     lstm_state: LstmState = field(init=False)
     _actions: torch.Generator = field(init=False)
+    _value_unit: _Line = field(init=False)
+    """Converts outputs of the value head to raw returns; constant within a round."""
     _round_index: int = 0
     _raw_obs: list[Tensor] = field(default_factory=list)
     last_observation: Tensor | None = None
@@ -83,6 +96,7 @@ class PolicyController:
         self._actions = torch.Generator().manual_seed(source)
         self._raw_obs.clear()
         self._pending = None
+        self._value_unit = materialize_value_unit(self.agent, self.reward_normalizer)
 
     def forget(self, env_ids: Iterable[int]) -> None:
         """Reset the LSTM state of some envs."""
@@ -104,7 +118,7 @@ class PolicyController:
         self._pending = _Pending(obs=obs, blueprints=blueprints, masks=masks, decision=decision)
         indices = materialize_actions(decision)
         actions = [parse_sampled_action(row, self.slot_ids) for row in indices]
-        details = _details(indices, decision, actions, situation)
+        details = _details(indices, decision, actions, situation, self._value_unit)
         return Choice(
             actions=tuple(a if live else None for a, live in zip(actions, is_live, strict=True)),
             details=tuple(d if live else None for d, live in zip(details, is_live, strict=True)),
@@ -148,6 +162,11 @@ class PolicyController:
     def give_up(self, env_id: int) -> None:
         """Discard the open segment of a failed env."""
         self.agent.buffer.discard_segment(env_id)
+
+    def terminate(self, env_ids: Iterable[int]) -> None:
+        """End the episodes of these envs: nothing follows their last step."""
+        for env_id in env_ids:
+            self.agent.buffer.terminate(env_id)
 
     def bootstrap(self, targets: Sequence[tuple[int, int]], after: ObservationBatch) -> None:
         """Truncate the segments at these (env, step) pairs and bootstrap their values.
@@ -217,6 +236,13 @@ def materialize_actions(decision: Decision) -> list[list[int]]:
     return rows
 
 
+def materialize_value_unit(agent: PPOAgent, rewards: RewardNormalizer) -> _Line:
+    """Return what a value of 0 and of 1 are worth in raw rewards, in one transfer."""
+    values = agent.value_normalizer
+    offset, slope = (torch.stack((values.mean, values.scale)) * rewards.scale).tolist()
+    return _Line(offset=offset, slope=slope)
+
+
 def materialize_diagnostics(decision: Decision) -> list[list[float]]:
     """Transfer the stacked diagnostics to the CPU, one list per env."""
     rows: list[list[float]] = decision.diagnostics.T.tolist()
@@ -228,6 +254,7 @@ def _details(
     decision: Decision,
     actions: Sequence[ActionSpec],
     situation: Situation,
+    value_unit: _Line,
 ) -> list[DecisionDetail]:
     num_heads, num_ops = len(HEADS), len(Op)
     details = []
@@ -250,7 +277,7 @@ def _details(
         is_waiting = actions[env_id].op is Op.WAIT
         details.append(
             DecisionDetail(
-                value_estimate=row[-1],
+                value_estimate=value_unit.at(row[-1]),
                 op_probabilities={
                     op.name: value for op, value in zip(Op, probabilities, strict=True)
                 },

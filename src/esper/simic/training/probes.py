@@ -64,7 +64,7 @@ class RunProbes:
                 (size >= OBSERVATION_CLIP).double().mean(),
                 obs.isnan().double().sum(),
                 obs.isinf().double().sum(),
-                normalizer.mean.abs().mean() + (normalizer.var.sqrt() - 1).abs().mean(),
+                normalizer.mean.abs().mean() + (normalizer.scale - 1).abs().mean(),
             ]
         )
         return _stats_of(materialize_facts(facts))

@@ -140,7 +140,7 @@ class Reporter:
             emit,
             tally.mean_components(),
             tally.total_reward / max(tally.num_rewards, 1),
-            result.reward_std,
+            result.reward_scale,
             summary.round,
         )
         self._emit_throughput(drafts, summary)

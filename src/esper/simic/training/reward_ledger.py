@@ -13,7 +13,6 @@ from esper.leyline.payloads import SlotActivity
 from esper.leyline.reports import EpisodeRecord, EpisodeStatus
 from esper.leyline.rewards import RewardInputs, RewardMemory, RewardResult
 from esper.leyline.stages import Stage
-from esper.simic.normalizers import REWARD_CLIP
 from esper.simic.rewards.dispatcher import compute_reward
 from esper.simic.rewards.inputs import memory_at, seed_inputs, slot_stages
 from esper.simic.rewards.scaffold import (
@@ -27,11 +26,12 @@ from esper.simic.rewards.scheme import RewardScheme
 __all__ = ["EpisodeLedger", "rollback_penalty"]
 
 STABILITY_WINDOW: Final = 20
+MAX_ROLLBACK_PENALTY: Final = 10.0
 
 
 def rollback_penalty(death_penalty: float) -> float:
-    """Return the negative reward of a rollback, clipped like any other reward."""
-    return -min(death_penalty, REWARD_CLIP)
+    """Return the negative reward of a rollback, bounded so that it does not hide all others."""
+    return -min(death_penalty, MAX_ROLLBACK_PENALTY)
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +51,8 @@ class EpisodeLedger:
     start_accuracy_pct: float | None = None
     rewards: list[float] = field(default_factory=list)
     """Raw rewards, one per step without a rollback; a rollback overwrites those of its segment."""
+    task_rewards: list[float] = field(default_factory=list)
+    """The same without shaping."""
     segment_start: int = 0
     """Index in `rewards` where the current segment starts."""
     last_paid_step: int | None = None
@@ -77,6 +79,7 @@ class EpisodeLedger:
         self._note_scaffolds(evidence, outcome)
         self._count(outcome)
         self.rewards.append(result.total)
+        self.task_rewards.append(result.components.task_total())
         self.last_paid_step = evidence.signals.step
         self.last_evidence = evidence
         return result
@@ -91,7 +94,9 @@ class EpisodeLedger:
         """
         num_forfeited = len(self.rewards) - self.segment_start
         if num_forfeited:
-            self.rewards[self.segment_start :] = [*[0.0] * (num_forfeited - 1), penalty]
+            kept = [*[0.0] * (num_forfeited - 1), penalty]
+            self.rewards[self.segment_start :] = kept
+            self.task_rewards[self.segment_start :] = kept
         self.segment_start = len(self.rewards)
         self.num_rollbacks += 1
         self.is_restored = True
@@ -123,6 +128,7 @@ class EpisodeLedger:
             best_accuracy_pct=None if evidence is None else evidence.signals.best_val_accuracy_pct,
             final_loss=None if evidence is None else evidence.signals.val_loss,
             total_reward=sum(self.rewards),
+            task_return=sum(self.task_rewards),
             stability=1.0 / (1.0 + variance),
             param_ratio=_param_ratio(evidence, outcome),
             num_germinated=self.num_germinated,

@@ -267,6 +267,7 @@ class VectorizedPPOTrainer:
             mean_accuracy_pct=mean,
             rolling_accuracy_pct=self.state.rolling_with(mean),
             mean_reward=statistics.fmean(record.total_reward for record in result.episodes),
+            mean_task_return=statistics.fmean(record.task_return for record in result.episodes),
             update_performed=update is not None,
             policy_loss=None if update is None else update.policy_loss,
             value_loss=None if update is None else update.value_loss,

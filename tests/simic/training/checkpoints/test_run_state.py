@@ -29,6 +29,7 @@ def episode(loss: float | None, status: EpisodeStatus = EpisodeStatus.TIMEOUT) -
         best_accuracy_pct=50.0,
         final_loss=loss,
         total_reward=0.0,
+        task_return=0.0,
         stability=1.0,
         param_ratio=1.0,
         num_germinated=0,

@@ -85,8 +85,9 @@ function series(id, rows, x, names, { color, fill, unit, axisTitle, subject }) {
     ...band(xs, rows.map((row) => row[names.low]), rows.map((row) => row[names.high]), colors[fill]),
     { x: xs, y: mean, mode: lineMode(xs.length), type: "scatter", name: "mean", connectgaps: false, line: { color: colors[color], width: 2 }, marker: { size: 5 }, customdata: rows.map(events), hovertemplate: `%{y:.2f}${unit}%{customdata}<extra></extra>` },
   ];
-  if (names.rolling) {
-    traces.push({ x: xs, y: rows.map((row) => row[names.rolling]), mode: "lines", type: "scatter", name: "rolling", line: { color: colors.muted, width: 1, dash: "dot" }, hovertemplate: `rolling %{y:.2f}${unit}<extra></extra>` });
+  if (names.dotted) {
+    const [field, name] = names.dotted;
+    traces.push({ x: xs, y: rows.map((row) => row[field]), mode: "lines", type: "scatter", name, line: { color: colors.muted, width: 1, dash: "dot" }, hovertemplate: `${name} %{y:.2f}${unit}<extra></extra>` });
   }
   const last = rows.findLast((row) => !isMissing(row[names.mean]));
   const words = last
@@ -104,9 +105,9 @@ function events(row) {
 export function drawRounds(rows) {
   const done = rows.filter((row) => !isMissing(row.mean_reward) || !isMissing(row.mean_accuracy_pct));
   series("chart-accuracy", done, "round",
-    { mean: "mean_accuracy_pct", low: "low_accuracy_pct", high: "high_accuracy_pct", rolling: "rolling_accuracy_pct" },
+    { mean: "mean_accuracy_pct", low: "low_accuracy_pct", high: "high_accuracy_pct", dotted: ["rolling_accuracy_pct", "rolling"] },
     { color: "accent", fill: "band", unit: " %", axisTitle: "accuracy, %", subject: "Accuracy per round" });
-  series("chart-reward", done, "round", { mean: "mean_reward", low: "low_reward", high: "high_reward" },
+  series("chart-reward", done, "round", { mean: "mean_reward", low: "low_reward", high: "high_reward", dotted: ["mean_task_return", "task return"] },
     { color: "second", fill: "bandSecond", unit: "", axisTitle: "reward", subject: "Reward per round" });
 }
 

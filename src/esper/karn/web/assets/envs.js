@@ -150,6 +150,7 @@ function showFacts(env) {
     ["Status", signOf(level, env.status)], ["Step", String(nth(env.step))],
     ["Accuracy", number(env.accuracy_pct, 2, " %")], ["Best", number(env.best_accuracy_pct, 2, " %")], ["Loss", compact(env.loss)],
     ["Reward", isMissing(env.total_reward) ? MISSING : signed(env.total_reward)],
+    ["Task return", isMissing(env.task_return) ? MISSING : signed(env.task_return)],
     ["Seeds", `${env.num_germinated} tried, ${env.num_fossilized} kept, ${env.num_pruned} pruned`],
   ];
   if (env.outcome) rows.push(["Grown to", `×${env.outcome.param_ratio.toFixed(2)} of the host`]);
