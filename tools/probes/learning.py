@@ -124,7 +124,7 @@ def play(checkpoint: Path, seeds: Sequence[int] = HELD_OUT_SEEDS) -> Played:
             done = run_event_loop(partial(play_round, setup), setup.stop)
         ended = {episode.env_id: episode for step in done for episode in step.record.ended}
         fates += [_fate_of(setup, env_id) for env_id in range(training.n_envs)]
-        returns += [ended[env_id].total_reward for env_id in range(training.n_envs)]
+        returns += [ended[env_id].task_return for env_id in range(training.n_envs)]
         steps.append(done)
     return Played(fates=tuple(fates), returns=tuple(returns), steps=tuple(steps))
 
