@@ -82,9 +82,9 @@ def test_initial_weights_can_be_uniform_within_the_bound_of_their_inputs() -> No
     hidden = network.features[0]
 
     bound = math.sqrt(2) / math.sqrt(hidden.in_features)
-    assert 0.95 * bound < float(hidden.weight.abs().max()) <= bound
+    assert 0.95 * bound < float(hidden.weight.detach().abs().max()) <= bound
     last = network.heads[Head.OP][-1]
-    assert float(last.weight.abs().max()) <= 0.01 / math.sqrt(last.in_features)
+    assert float(last.weight.detach().abs().max()) <= 0.01 / math.sqrt(last.in_features)
     assert all(not bool(layer.bias.any()) for layer in layers)
 
 

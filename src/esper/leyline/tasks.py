@@ -153,7 +153,8 @@ _GROWTH: Final[Settings] = {
     # every step until it is fossilized, so that a policy learns never to fossilize.
     "reward_mode": "simplified",
     "lr": 2e-3,
-    "target_kl": 0.03,
+    # Per decision. A course of few rounds needs large steps; stable ones need about a tenth.
+    "target_kl": 0.2,
     # Seeds advance by themselves and are safe until they take part, so that the policy's decisions
     # are what to plant, where, and what to keep; an episode has time for two seeds in a row.
     "lifecycle": {

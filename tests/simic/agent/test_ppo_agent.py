@@ -1,5 +1,6 @@
 """The agent as the trainer sees it, and its checkpoints."""
 
+import statistics
 from pathlib import Path
 
 import msgspec
@@ -132,6 +133,30 @@ def test_scaling_all_rewards_leaves_normalised_advantages_unchanged() -> None:
         results.append(normalized_advantages(raw, valid, agent.config))
 
     torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=0)
+
+
+def test_explained_variance_is_that_of_realised_returns() -> None:
+    agent, normalizer = small_agent(), RewardNormalizer()
+    play_round(agent, reward_scale=3.0, rollbacks=[(1, 5)])
+    rows = agent.buffer.batch()
+    rows.bootstrap_values[rows.is_truncated] = 50.0
+    returns, values = [], []
+
+    found = agent.prepare_round(normalizer).before.returns
+
+    for env in range(NUM_ENVS):
+        ahead = 0.0
+        for step in reversed(range(agent.config.num_steps)):
+            if not rows.valid[env, step]:
+                continue
+            ahead = 0.0 if rows.ends[env, step] else ahead
+            ahead = float(normalizer.normalize(rows.rewards)[env, step]) + 0.995 * ahead
+            returns.append(ahead)
+            values.append(float(rows.values[env, step]))
+    residuals = [one - other for one, other in zip(returns, values, strict=True)]
+    expected = 1 - statistics.variance(residuals) / max(statistics.variance(returns), 1.0)
+    assert found.explained_variance == pytest.approx(expected, rel=1e-4)
+    assert found.return_mean == pytest.approx(statistics.fmean(returns), rel=1e-4)
 
 
 @pytest.mark.parametrize("promise", [-1e9, 1e9])

@@ -109,7 +109,7 @@ def test_bootstrap_values_depend_on_what_was_handed_over(
     run = run_four(tmp_path)
 
     assert run.data(EventType.LAST_ACTION) == plain.data(EventType.LAST_ACTION)
-    assert update_of(run).return_mean != update_of(plain).return_mean
+    assert update_of(run).advantage_mean != update_of(plain).advantage_mean
 
 
 def test_a_bootstrapped_state_without_a_legal_op_ends_the_run(
@@ -131,7 +131,7 @@ def test_results_of_lanes_are_joined_in_env_order(
 ) -> None:
     run = run_four(tmp_path, num_lanes)
 
-    assert update_of(run).return_mean == update_of(plain).return_mean
+    assert update_of(run).advantage_mean == update_of(plain).advantage_mean
     assert run.data(EventType.LAST_ACTION) == plain.data(EventType.LAST_ACTION)
 
 

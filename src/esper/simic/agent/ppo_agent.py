@@ -236,7 +236,8 @@ class PPOAgent:
         if state["version"] != AGENT_STATE_VERSION:
             raise UnreadableFileError(
                 "agent state",
-                f"has version {state['version']}, this Esper reads {AGENT_STATE_VERSION}",
+                f"has version {state['version']}, this Esper reads {AGENT_STATE_VERSION}; "
+                "train the policy again, or use the Esper that saved it",
             )
         config = msgspec.convert(state["config"], PPOConfig)
         # The initial weights are overwritten below, so the seed of this generator does not matter.
