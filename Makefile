@@ -7,7 +7,7 @@ SITE_STAMP := $(VENV)/.installed-docs
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup run test check measure floors schema docs site bench soak evidence clean
+.PHONY: setup run test check measure floors schema docs site bench soak probes evidence clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,9 @@ bench: setup  ## Figures beside their targets; writes docs/performance.md.
 
 soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes about three quarters of an hour.
 	$(BIN)/python -m tools.soak
+
+probes: setup  ## Train policies on the probes and compare them with the best policy; half an hour.
+	$(BIN)/python -m tools.probes
 
 evidence: setup  ## Train policies, compare them, write docs/evidence.md; two hours, goes on if interrupted.
 	$(BIN)/python -m tools.evidence

@@ -1,45 +1,111 @@
-"""Puts the checkpoint of a training run into the package, without what belongs to one machine.
+"""Chooses one of several trained policies on validation data and puts it into the package.
 
-Usage: python -m tools.ship_policy evidence/policy-1.pt digits_growth
+Test data are for claims, so no choice may depend on them: the candidates grow networks under seeds
+that no claim uses, on data without their test split, and the best mean validation accuracy decides.
+What belongs to the machine of the training run is left out of the file.
+
+Usage: python -m tools.ship_policy digits_growth evidence/policy-*.pt
 """
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 import msgspec
 
 from esper.leyline.config import RunOptions
+from esper.runtime.datasets import TensorDataset
+from esper.scripts.train_compare import seeds_from
+from esper.simic.evaluation.evaluation_round import evaluate_round
+from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.run_setup import load_data, prepare_run
 from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint
+from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
+from esper.simic.training.event_loop import run_event_loop
+from esper.simic.training.policy_controller import PolicyController
+from esper.tolaria.stopping import StopFlag
 
-__all__ = ["main"]
+__all__ = ["main", "validation_accuracy_pct", "without_test_split"]
 
 ASSETS: Final = Path(__file__).parents[1] / "src" / "esper" / "simic" / "assets"
 MAX_BYTES: Final = 3_000_000
+SEEDS: Final = "500-503"
+FIRST_CLAIMED_SEED: Final = 1000
+"""Claims are made on seeds from here on (`tools.evidence`)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the policy and return 0, or report why it cannot be shipped."""
+    """Write the best policy and return 0, or report why none can be shipped."""
     parser = argparse.ArgumentParser(prog="python -m tools.ship_policy", description=__doc__)
-    parser.add_argument("checkpoint", type=Path)
     parser.add_argument("name")
+    parser.add_argument(
+        "checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="all that were trained"
+    )
+    parser.add_argument(
+        "--seeds", default=SEEDS, help="of the validation runs (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=ASSETS, metavar="DIR")
     arguments = parser.parse_args(argv)
-    loaded = load_run(arguments.checkpoint)
-    if loaded.controller is None:
-        parser.error(f"{arguments.checkpoint}: {loaded.command!r} has no policy to ship")
-    job = msgspec.structs.replace(loaded.job, run=RunOptions())
-    header = msgspec.to_builtins(msgspec.structs.replace(loaded.header, job=job))
-    data = encode_checkpoint({"header": header, **loaded.controller})
+    seeds = seeds_from([arguments.seeds])
+    if len(set(arguments.checkpoints)) < 2:
+        parser.error("pass every policy that was trained, at least two: the choice is made here")
+    if max(seeds) >= FIRST_CLAIMED_SEED:
+        parser.error(f"seeds {arguments.seeds}: from {FIRST_CLAIMED_SEED} on they are for claims")
+    loaded = [load_run(path) for path in arguments.checkpoints]
+    for policy in loaded:
+        if policy.controller is None:
+            parser.error(f"{policy.path}: {policy.command!r} has no policy to ship")
+    scores = [validation_accuracy_pct(policy, seeds) for policy in loaded]
+    for policy, score in zip(loaded, scores, strict=True):
+        print(f"{policy.path}: {score:.1f} % on validation data, seeds {arguments.seeds}")
+    chosen = loaded[scores.index(max(scores))]
+    data = _shipped(chosen)
     if len(data) > MAX_BYTES:
-        parser.error(f"{arguments.checkpoint}: {len(data)} bytes, more than {MAX_BYTES}")
+        parser.error(f"{chosen.path}: {len(data)} bytes, more than {MAX_BYTES}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{arguments.name}.pt"
     path.write_bytes(data)
-    print(f"{path}: {len(data)} bytes, {loaded.state.rounds_completed} rounds")
+    print(f"{path}: {chosen.path}, {len(data)} bytes, {chosen.state.rounds_completed} rounds")
     return 0
+
+
+def validation_accuracy_pct(policy: LoadedRun, seeds: Sequence[int]) -> float:
+    """Return the mean final validation accuracy of the networks that a policy grows."""
+    stop = StopFlag()
+    dataset = without_test_split(load_data(policy.job, stop))
+    accuracies: list[float] = []
+    with one_thread_per_worker():
+        warm_up_math()
+        for seed in seeds:
+            training = msgspec.structs.replace(policy.job.training, seed=seed)
+            job = msgspec.structs.replace(policy.job, training=training)
+            setup = prepare_run(
+                job, policy.command, policy, stop, parts=RunParts(), dataset=dataset
+            )
+            assert isinstance(setup.controller, PolicyController)
+            setup.controller.is_greedy = True  # as claims are made (`tools.evidence`)
+            grown = run_event_loop(partial(evaluate_round, setup), stop)
+            last = grown.steps[-1].envs
+            accuracies += [env.signals.val_accuracy_pct for env in last if env is not None]
+    return fmean(accuracies)
+
+
+def without_test_split(dataset: TensorDataset) -> TensorDataset:
+    """Return data whose test split is the validation split: test data cannot be read at all."""
+    return replace(dataset, test=dataset.val)
+
+
+def _shipped(policy: LoadedRun) -> bytes:
+    assert policy.controller is not None, f"{policy.path} has a policy"
+    job = msgspec.structs.replace(policy.job, run=RunOptions())
+    header = msgspec.to_builtins(msgspec.structs.replace(policy.header, job=job))
+    return encode_checkpoint({"header": header, **policy.controller})
 
 
 if __name__ == "__main__":

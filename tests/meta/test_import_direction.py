@@ -29,7 +29,8 @@ SIMIC_ALLOWED = {
     "attribution": set(),
     "control": set(),
     "telemetry": set(),
-    "training": {"agent", "rewards", "attribution", "control", "telemetry"},
+    "probes": set(),
+    "training": {"agent", "rewards", "attribution", "control", "telemetry", "probes"},
     "evaluation": {"agent", "rewards", "attribution", "control", "telemetry", "training"},
 }
 """Within simic: training and evaluation depend on the rest, never the other way."""

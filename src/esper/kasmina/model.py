@@ -13,7 +13,8 @@ from esper.kasmina.counterfactual import NOTHING_OFF, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.lifecycle import Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
-from esper.kasmina.slot import Emit, SeedModules, SeedSlot, discard
+from esper.kasmina.slot import SeedModules, SeedSlot
+from esper.kasmina.slot_operations import Emit, discard, reports_of, tick_slots
 from esper.leyline.attribution import Ablation
 from esper.leyline.errors import ContractError, UnknownNameError
 from esper.leyline.reports import SeedReport
@@ -120,13 +121,7 @@ class MorphogeneticModel(nn.Module):
 
     def tick(self) -> None:
         """Advance every slot by one step; emit the events after all slots have advanced."""
-        pending = [
-            (slot, slot.apply_outcome(lifecycle.tick(slot.state, self.rules)))
-            for slot in self.all_slots()
-        ]
-        for slot, payloads in pending:
-            for payload in payloads:
-                slot.emit(payload)
+        tick_slots(self.all_slots())
 
     # --- Parameters and reports --------------------------------------------------------------
 
@@ -151,26 +146,8 @@ class MorphogeneticModel(nn.Module):
         return tuple(slot.slot_id for slot in slots if slot.is_blended)
 
     def reports(self) -> dict[str, SeedReport]:
-        """Return a report of every occupied slot, in action order.
-
-        Upstream and downstream mean before and after in the forward pass.
-        """
-        order = self.slot_config.execution_order
-        alphas = [self._blended_alpha(slot_id) for slot_id in order]
-        reports: dict[str, SeedReport] = {}
-        for slot_id in self.slot_config.slot_ids:
-            index = order.index(slot_id)
-            report = self.slot(slot_id).report(
-                upstream_alpha_sum=sum(alphas[:index], 0.0),
-                downstream_alpha_sum=sum(alphas[index + 1 :], 0.0),
-            )
-            if report is not None:
-                reports[slot_id] = report
-        return reports
-
-    def _blended_alpha(self, slot_id: str) -> float:
-        state = self.slot(slot_id).state
-        return state.alpha.alpha if state is not None and state.is_blended else 0.0
+        """Return a report of every occupied slot, in action order."""
+        return reports_of(self.all_slots(), self.slot_config.execution_order)
 
     # --- Saving and loading ------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """A slot: owns at most one seed's modules and applies lifecycle transitions to them."""
 
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,33 +16,15 @@ from esper.kasmina.blending import (
 )
 from esper.kasmina.blueprints import build_seed
 from esper.kasmina.lifecycle import FreezeSet, ModuleDropped, Transition
-from esper.kasmina.narration import payload_of
-from esper.kasmina.seed import (
-    GerminationRequest,
-    PruneCause,
-    Ramp,
-    SeedState,
-    report_of,
-    with_accuracy,
-    with_contribution,
-    with_gradient,
-    with_interaction,
-)
+from esper.kasmina.seed import GerminationRequest, SeedState
+from esper.kasmina.slot_operations import Emit, SlotOperations, discard
 from esper.leyline.actions import Topology
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.errors import ContractError
 from esper.leyline.payloads import Payload
-from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules, Stage
 
-__all__ = ["NO_MODULES", "Emit", "SeedModules", "SeedSlot", "discard"]
-
-Emit: TypeAlias = Callable[[Payload], None]
-"""The event callback: called with the payloads of seed events."""
-
-
-def discard(_payload: Payload) -> None:
-    """Discard the payload."""
+__all__ = ["NO_MODULES", "SeedModules", "SeedSlot"]
 
 
 class SeedModules(NamedTuple):
@@ -55,12 +37,8 @@ class SeedModules(NamedTuple):
 NO_MODULES: Final = SeedModules()
 
 
-class SeedSlot(nn.Module):
-    """A place in a host that one seed can grow in.
-
-    Every operation consults the lifecycle, then changes state and modules, then emits events. The
-    change is complete before the event callback is called, so it stands even if that raises.
-    """
+class SeedSlot(SlotOperations, nn.Module):
+    """A place in a host that one seed can grow in; owns the seed's modules."""
 
     seed: nn.Module | None
     gate: nn.Module | None
@@ -111,7 +89,7 @@ class SeedSlot(nn.Module):
         """Blend the seed's output into `h`; alpha is a scalar or has one entry per sample."""
         assert self.seed is not None, f"{self.slot_id} has no module"
         s = self.seed(h)
-        match self._occupant().style.algorithm:
+        match self.occupant().style.algorithm:
             case AlphaAlgorithm.ADD:
                 return blend_add(h, s, alpha)
             case AlphaAlgorithm.MULTIPLY:
@@ -124,7 +102,7 @@ class SeedSlot(nn.Module):
         if self._alpha is None or self._alpha.device != h.device:
             # Validation runs in inference mode, and autograd cannot use tensors created there.
             with torch.inference_mode(False):
-                self._alpha = torch.full((), self._occupant().alpha.alpha, device=h.device)
+                self._alpha = torch.full((), self.occupant().alpha.alpha, device=h.device)
         return self._alpha
 
     # --- Operations --------------------------------------------------------------------------
@@ -139,36 +117,12 @@ class SeedSlot(nn.Module):
         outcome = lifecycle.germinate(self.state, request, self.rules)
         if outcome.state is not None and outcome.succeeded:
             self._plant(self._build(outcome.state, generator, device))
-        return self._commit(outcome)
-
-    def advance(self) -> Transition:
-        """Evaluate the gate to the next stage and advance if it passes."""
-        return self._commit(lifecycle.advance(self.state, self.rules))
-
-    def fossilize(self) -> Transition:
-        """Make a seed in HOLDING permanent if its gate passes."""
-        return self._commit(lifecycle.fossilize(self.state, self.rules))
-
-    def prune(self, cause: PruneCause) -> Transition:
-        """Remove the seed immediately."""
-        return self._commit(lifecycle.prune(self.state, cause))
-
-    def schedule_prune(self, ramp: Ramp, cause: PruneCause) -> Transition:
-        """Ramp alpha down, then remove the seed."""
-        return self._commit(lifecycle.schedule_prune(self.state, ramp, cause))
-
-    def set_alpha_target(self, target: float, ramp: Ramp) -> Transition:
-        """Start a ramp of alpha to another target."""
-        return self._commit(lifecycle.set_alpha_target(self.state, target, ramp))
-
-    def tick(self) -> Transition:
-        """Advance the slot by one step."""
-        return self._commit(lifecycle.tick(self.state, self.rules))
+        return self.commit(outcome)
 
     def apply_outcome(self, outcome: Transition) -> tuple[Payload, ...]:
         """Apply a lifecycle outcome to state and modules; return the event payloads."""
-        narrated = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
-        payloads = tuple(payload for payload in narrated if payload is not None)
+        # The payloads report the parameters that the seed has before its module is dropped.
+        payloads = self.payloads_of(outcome)
         for effect in outcome.effects:
             match effect:
                 case ModuleDropped():
@@ -177,41 +131,6 @@ class SeedSlot(nn.Module):
                     self._freeze(is_frozen=is_frozen)
         self._set_state(outcome.state)
         return payloads
-
-    # --- Measurements ------------------------------------------------------------------------
-
-    def record_accuracy(self, accuracy_pct: float) -> None:
-        """Record the host's accuracy; a no-op for an empty slot."""
-        if self.state is not None:
-            self.state = with_accuracy(self.state, accuracy_pct)
-
-    def record_contribution(self, contribution_pp: float) -> None:
-        """Record the seed's measured contribution."""
-        self.state = with_contribution(self._occupant(), contribution_pp)
-
-    def record_interaction(
-        self, interaction_sum_pp: float | None, boost_received_pp: float | None
-    ) -> None:
-        """Record the seed's interactions with other seeds, or that they were not measured."""
-        self.state = with_interaction(self._occupant(), interaction_sum_pp, boost_received_pp)
-
-    def record_gradient(self, reading: GradientReading) -> None:
-        """Record the seed's gradient reading."""
-        self.state = with_gradient(self._occupant(), reading)
-
-    def report(
-        self, *, upstream_alpha_sum: float = 0.0, downstream_alpha_sum: float = 0.0
-    ) -> SeedReport | None:
-        """Return the seed's report; None for an empty slot."""
-        if self.state is None:
-            return None
-        return report_of(
-            self.state,
-            slot_id=self.slot_id,
-            num_params=self.num_params,
-            upstream_alpha_sum=upstream_alpha_sum,
-            downstream_alpha_sum=downstream_alpha_sum,
-        )
 
     def seed_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of the seed and its gate network."""
@@ -230,7 +149,7 @@ class SeedSlot(nn.Module):
         """
         if state is None or state.stage in COOLDOWN_STAGES:
             return NO_MODULES
-        if self.seed is not None and self._occupant().seed_id == state.seed_id:
+        if self.seed is not None and self.occupant().seed_id == state.seed_id:
             return SeedModules(self.seed, self.gate)
         return self._build(state, torch.Generator(), device)
 
@@ -241,11 +160,6 @@ class SeedSlot(nn.Module):
         self._freeze(is_frozen=state is not None and state.is_frozen)
 
     # --- Internals ---------------------------------------------------------------------------
-
-    def _commit(self, outcome: Transition) -> Transition:
-        for payload in self.apply_outcome(outcome):
-            self.emit(payload)
-        return outcome
 
     def _set_state(self, state: SeedState | None) -> None:
         self.state = state
@@ -282,8 +196,3 @@ class SeedSlot(nn.Module):
             parameter.requires_grad_(not is_frozen)
             if is_frozen:
                 parameter.grad = None
-
-    def _occupant(self) -> SeedState:
-        if self.state is None:
-            raise ContractError(f"slot {self.slot_id!r} is empty")
-        return self.state

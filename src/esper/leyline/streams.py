@@ -21,6 +21,8 @@ class StreamPurpose(StrEnum):
     UPDATE = "update"
     """Order of the minibatches of a PPO update."""
     SHAPLEY = "shapley"
+    PROBE = "probe"
+    """Hidden draws of a probe's env."""
     SYNTHETIC = "synthetic"
     """Synthetic data where there are no real data."""
 

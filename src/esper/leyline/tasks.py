@@ -8,6 +8,7 @@ import msgspec
 
 from esper.leyline.actions import Topology
 from esper.leyline.errors import UnknownNameError
+from esper.leyline.probes import PROBE_PREFIX, PROBES, Probe, ProbeHostSpec
 from esper.leyline.slots import DEFAULT_SLOT_IDS, format_slot_id
 
 __all__ = [
@@ -105,7 +106,7 @@ class TransformerHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="transf
         return tuple(format_slot_id(0, index) for index in range(self.num_segments))
 
 
-HostSpec: TypeAlias = CnnHostSpec | TransformerHostSpec
+HostSpec: TypeAlias = CnnHostSpec | TransformerHostSpec | ProbeHostSpec
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -351,8 +352,27 @@ _LANGUAGE_MODELS: Final = (
     ),
 )
 
+
+def _probe_task(probe: Probe) -> TaskSpec:
+    return TaskSpec(
+        name=PROBE_PREFIX + probe.name,
+        summary=probe.summary,
+        kind=TaskKind.CLASSIFICATION,
+        dataset="probe",
+        host=probe.host,
+        batch_size=1,
+        batch_mode=BatchMode.BROADCAST,
+        defaults={"slots": probe.host.slot_ids, **probe.settings},
+        **_IMAGE_LOSSES,
+    )
+
+
 TASKS: Final[Mapping[str, TaskSpec]] = {
-    task.name: task for task in (_DIGITS, _FASHION, _FASHION_GROWTH, *_CIFAR, *_LANGUAGE_MODELS)
+    task.name: task
+    for task in (
+        *(_DIGITS, _FASHION, _FASHION_GROWTH, *_CIFAR, *_LANGUAGE_MODELS),
+        *map(_probe_task, PROBES.values()),
+    )
 }
 """The tasks that ship with Esper."""
 

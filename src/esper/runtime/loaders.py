@@ -219,6 +219,12 @@ def load_text(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     )
 
 
+def load_nothing(_spec: TaskSpec, _request: DataRequest) -> TensorDataset:
+    """Return a placeholder of one blank row per split: a probe uses no data."""
+    blank = Split(inputs=torch.zeros(1, 1), targets=torch.zeros(1, dtype=torch.long))
+    return TensorDataset(train=blank, val=blank, test=blank, origin=DataOrigin.NONE)
+
+
 def _text_files(block_size: int, request: DataRequest) -> TensorDataset | None:
     if request.data_dir is None:
         return None
@@ -359,5 +365,6 @@ LOADERS: Final[Mapping[str, Loader]] = {
     "cifar10": load_cifar10,
     "bytes_lm": load_text,
     "tinystories": load_text,
+    "probe": load_nothing,
 }
 """The loader of each data set, by name."""

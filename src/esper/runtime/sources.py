@@ -28,6 +28,8 @@ class DataOrigin(StrEnum):
     PACKAGE = "package"
     """Shipped with Esper or with Python."""
     SYNTHETIC = "synthetic"
+    NONE = "none"
+    """Probes are computed and use no data."""
 
 
 def never_cancelled() -> None:

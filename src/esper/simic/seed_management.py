@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 
-def advance_active_seed(action: ActionSpec, context: HandlerContext) -> Transition:
+def advance_active_seed(action: ActionSpec, context: HandlerContext[Any]) -> Transition:
     """Advance the seed in the action's slot if its gate passes; the handler of ADVANCE."""
     return context.model.slot(action.slot_id).advance()
 

@@ -96,8 +96,8 @@ class EnvWork(Protocol[E, B_contra]):
         """Evaluate the env on the test split; `beat` is called between batches."""
         ...
 
-    def snapshot(self, env: E) -> dict[str, Any]:
-        """Return copies of the tensors and primitives needed to rebuild the env's network."""
+    def snapshot(self, env: E) -> dict[str, Any] | None:
+        """Return copies of what is needed to rebuild the env's network; None without a network."""
         ...
 
     def memory(self, envs: Sequence[E]) -> dict[str, MemoryStats]:

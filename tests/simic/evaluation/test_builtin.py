@@ -1,6 +1,8 @@
 """Policies that ship with Esper."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,9 +13,11 @@ from esper.leyline.config import RunOptions
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.jobs import merge_job
 from esper.leyline.tasks import preset_named
+from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import materialize_policy_digest, parse_arms
 from esper.simic.evaluation.builtin import builtin_policies, checkpoint_at
+from esper.simic.training.assembly.run_setup import RunSetup, load_data
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.tolaria.stopping import StopFlag
 from tools import ship_policy
@@ -52,13 +56,32 @@ def test_shipped_policy_decides_on_the_preset_of_its_name(name: str) -> None:
     assert stored.task == preset_named(name).settings["task"]
 
 
-def test_shipping_keeps_what_was_learned_and_drops_what_was_local(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path / "runs", n_episodes=1)
-    source = last_checkpoint(run.run_dir)
+@pytest.fixture(scope="module")
+def candidates(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return checkpoints of two short training runs."""
+    runs = tmp_path_factory.mktemp("runs")
+    return [
+        last_checkpoint(tiny_run(runs / str(seed), n_episodes=1, seed=seed).run_dir)
+        for seed in (1, 2)
+    ]
 
-    assert ship_policy.main([str(source), "tiny", "--out", str(tmp_path / "out")]) == 0
 
-    before, after = load_run(source), load_run(tmp_path / "out" / "tiny.pt")
+def ship(checkpoints: Sequence[Path], out: Path, *more: str) -> int:
+    return ship_policy.main(["tiny", *map(str, checkpoints), "--out", str(out), *more])
+
+
+@pytest.mark.parametrize("best", [0, 1])
+def test_shipping_chooses_by_validation_and_keeps_only_what_was_learned(
+    candidates: list[Path], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {candidates[best]: 2.0, candidates[1 - best]: 1.0}
+    monkeypatch.setattr(
+        ship_policy, "validation_accuracy_pct", lambda policy, _: scores[policy.path]
+    )
+
+    assert ship(candidates, tmp_path) == 0
+
+    before, after = load_run(candidates[best]), load_run(tmp_path / "tiny.pt")
     assert after.job == msgspec.structs.replace(before.job, run=RunOptions())
     assert after.state == before.state
     assert before.controller is not None
@@ -71,13 +94,53 @@ def test_shipping_keeps_what_was_learned_and_drops_what_was_local(tmp_path: Path
     )
 
 
+def test_choice_of_a_policy_never_reads_test_data(
+    candidates: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, given = ship_policy.prepare_run, list[TensorDataset]()
+
+    def noting(*arguments: Any, dataset: TensorDataset, **options: Any) -> RunSetup:
+        given.append(dataset)
+        return prepare(*arguments, dataset=dataset, **options)
+
+    monkeypatch.setattr(ship_policy, "prepare_run", noting)
+    policy = load_run(candidates[0])
+    true_test = load_data(policy.job, StopFlag()).test
+
+    assert 0.0 <= ship_policy.validation_accuracy_pct(policy, [500, 501]) <= 100.0
+
+    assert len(given) == 2
+    for dataset in given:
+        assert dataset.test is dataset.val
+        assert len(dataset.test) != len(true_test)
+
+
+@pytest.mark.parametrize(
+    ("num_candidates", "seeds", "reason"),
+    [(1, "500-501", "at least two"), (2, "998-1000", "from 1000 on they are for claims")],
+)
+def test_shipping_refuses_a_choice_made_elsewhere_and_seeds_of_claims(
+    candidates: list[Path],
+    num_candidates: int,
+    seeds: str,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        ship(candidates[:num_candidates], tmp_path, "--seeds", seeds)
+
+    assert reason in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_run_without_a_policy_is_not_shipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    candidates: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tiny_run(tmp_path / "runs", command="wait", n_episodes=1)
 
     with pytest.raises(SystemExit):
-        ship_policy.main([str(last_checkpoint(run.run_dir)), "tiny", "--out", str(tmp_path)])
+        ship([candidates[0], last_checkpoint(run.run_dir)], tmp_path)
 
     assert "'wait' has no policy to ship" in capsys.readouterr().err
 

@@ -260,6 +260,32 @@ def test_runs_of_a_task_that_has_changed_are_not_taken_for_these(
     assert before.isdisjoint(paths_of(wait, [job], tmp_path))
 
 
+def test_runs_of_another_version_of_the_code_are_made_again_and_mentioned(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arms = parse_arms(["wait", "random"])
+    reused: list[bool] = []
+
+    def run() -> list[bool]:
+        reused.clear()
+        compare(
+            job,
+            arms,
+            seeds=SEEDS,
+            directory=tmp_path,
+            progress=lambda _, was_found: reused.append(was_found),
+        )
+        return list(reused)
+
+    assert run() == [False] * 4
+    assert run() == [True] * 4
+    assert caplog.messages == []
+    monkeypatch.setattr(comparing, "code_version", lambda: "0badc0de")
+    assert run() == [False] * 4
+    (message,) = caplog.messages
+    assert "4 runs were made by another version of the code and are not used" in message
+
+
 def test_kept_run_that_cannot_be_read_says_what_to_do(job: Job, tmp_path: Path) -> None:
     arms = parse_arms(["wait", "random"])
     store = comparing.RunStore(directory=tmp_path, job=job, greedy=False)

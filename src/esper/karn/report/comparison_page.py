@@ -104,8 +104,8 @@ def _setting(report: ComparisonReport) -> str:
     return (
         f"{len(report.seeds)} seeds of {report.num_envs} envs with {report.num_steps} steps, "
         f"{choices}. Accuracies are of the test split. Figures of runs are interquartile means "
-        "with 95 % bootstrap intervals over runs; differences are means over runs of the same "
-        f"seed.{full}"
+        "with 95 % confidence intervals over policies and seeds; differences are those of means."
+        f"{full}"
     )
 
 

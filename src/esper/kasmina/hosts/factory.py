@@ -5,7 +5,8 @@ import torch
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.layers import initialise
-from esper.leyline.tasks import CnnHostSpec, HostSpec
+from esper.leyline.errors import ContractError
+from esper.leyline.tasks import CnnHostSpec, HostSpec, TransformerHostSpec
 
 __all__ = ["build_host"]
 
@@ -18,6 +19,8 @@ def build_host(spec: HostSpec, generator: torch.Generator) -> CnnHost | Transfor
         cnn = CnnHost(spec)
         initialise(cnn, generator)
         return cnn
+    if not isinstance(spec, TransformerHostSpec):
+        raise ContractError("a probe has no network; its envs are built by ProbeWork")
     transformer = TransformerHost(spec)
     initialise(transformer, generator, linear_std=TRANSFORMER_STD)
     return transformer

@@ -1,7 +1,7 @@
 """Op handlers: the effect of each op on a model. Legality is checked before, gates here."""
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from esper.kasmina.lifecycle import Transition
 from esper.kasmina.seed import GerminationRequest, PruneCause, Ramp
@@ -12,15 +12,15 @@ from esper.simic.seed_management import advance_active_seed
 __all__ = ["HANDLERS"]
 
 
-Handler: TypeAlias = Callable[[ActionSpec, HandlerContext], Transition]
+Handler: TypeAlias = Callable[[ActionSpec, HandlerContext[Any]], Transition]
 
 
-def wait(action: ActionSpec, context: HandlerContext) -> Transition:
+def wait(action: ActionSpec, context: HandlerContext[Any]) -> Transition:
     """Do nothing; always succeeds."""
     return Transition(state=context.model.slot(action.slot_id).state)
 
 
-def germinate(action: ActionSpec, context: HandlerContext) -> Transition:
+def germinate(action: ActionSpec, context: HandlerContext[Any]) -> Transition:
     """Germinate a seed."""
     request = GerminationRequest(
         seed_id=context.seed_id,
@@ -34,18 +34,18 @@ def germinate(action: ActionSpec, context: HandlerContext) -> Transition:
     return context.model.germinate(action.slot_id, request, context.generator)
 
 
-def set_alpha_target(action: ActionSpec, context: HandlerContext) -> Transition:
+def set_alpha_target(action: ActionSpec, context: HandlerContext[Any]) -> Transition:
     """Set a new alpha target for a seed; its algorithm stays."""
     slot = context.model.slot(action.slot_id)
     return slot.set_alpha_target(action.alpha_target.alpha, _ramp_of(action))
 
 
-def prune(action: ActionSpec, context: HandlerContext) -> Transition:
+def prune(action: ActionSpec, context: HandlerContext[Any]) -> Transition:
     """Ramp a seed's alpha down and remove it."""
     return context.model.slot(action.slot_id).schedule_prune(_ramp_of(action), PruneCause())
 
 
-def fossilize(action: ActionSpec, context: HandlerContext) -> Transition:
+def fossilize(action: ActionSpec, context: HandlerContext[Any]) -> Transition:
     """Make a seed in HOLDING permanent."""
     return context.model.slot(action.slot_id).fossilize()
 

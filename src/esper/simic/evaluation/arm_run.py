@@ -67,6 +67,11 @@ def run_arm(
         setup.controller.is_greedy = greedy
         # The comparison may have another number of envs or steps than the policy's training.
         setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
+    if setup.worker.probe is not None:
+        raise UsageError(
+            f"{training.task}: a probe has no network whose accuracy and FLOPs could be compared; "
+            "python -m tools.probes measures policies on probes"
+        )
     topologies, context = _topologies(arm, model), env_context(setup.worker)
     check_topologies(setup.job, arm, topologies, build_model(context, 0, 0).num_host_params)
     start = time.perf_counter()

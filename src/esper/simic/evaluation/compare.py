@@ -1,6 +1,7 @@
 """Comparisons: runs every arm with every seed, with paired random streams, saving each run."""
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -20,6 +21,7 @@ from esper.runtime.sources import DataOrigin
 from esper.runtime.tasks import is_installed_task, registered_task
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import Arm
+from esper.simic.evaluation.code_version import code_version
 from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker, warm_up_math
@@ -66,7 +68,14 @@ class RunStore:
         task = registered_task(training.task).spec
         encoded = msgspec.json.encode([task, training, arm.command, arm.digest(stratum), is_greedy])
         digest = hashlib.sha256(encoded).hexdigest()[:16]
-        return self.directory / f"{arm.name.partition(':')[0]}-seed{seed}-{digest}.json"
+        kind = arm.name.partition(":")[0]
+        return self.directory / f"{kind}-seed{seed}-{code_version()}-{digest}.json"
+
+    def num_of_other_versions(self) -> int:
+        """Count the saved runs that other versions of the code have made."""
+        saved = list(self.directory.glob("*-seed*-*.json"))
+        mine = list(self.directory.glob(f"*-seed*-{code_version()}-*.json"))
+        return len(saved) - len(mine)
 
     def read(self, arm: Arm, stratum: int, seed: int) -> ArmRun | None:
         """Return a saved run, or None."""
@@ -124,10 +133,17 @@ def compare(
     stop = StopFlag(shutdown_event)
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
+        store = RunStore(directory=directory, job=job, greedy=greedy)
+        if num_others := store.num_of_other_versions():
+            logging.getLogger(__name__).warning(
+                "%s: %d runs were made by another version of the code and are not used",
+                directory,
+                num_others,
+            )
         bench = _Workbench(
             job=job,
             arms=arms,
-            store=RunStore(directory=directory, job=job, greedy=greedy),
+            store=store,
             stop=stop,
             dataset=load_data(job, stop),
             progress=progress,

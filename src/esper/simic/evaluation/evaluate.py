@@ -17,6 +17,7 @@ from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, UsageError
 from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
 from esper.leyline.jobs import merge_job
+from esper.leyline.probes import PROBE_PREFIX
 from esper.leyline.reports import EpisodeStatus
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.evaluation_round import EvaluationRound, GrownNetwork, evaluate_round
@@ -107,6 +108,8 @@ def evaluate_controller(
         shutdown_event: set it to stop at the next cancellation point.
     """
     _check(job, command, seeds, greedy=greedy)
+    if save_model is not None and job.training.task.startswith(PROBE_PREFIX):
+        raise UsageError(f"{job.training.task}: a probe has no network to save; leave it out")
     stop = StopFlag(shutdown_event)
     with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()

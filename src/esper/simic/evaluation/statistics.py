@@ -1,10 +1,14 @@
-"""Statistics of few runs: interquartile mean, stratified bootstrap, comparisons, Pareto front.
+"""Statistics of few runs: interquartile mean, hierarchical bootstrap, comparisons, Pareto front.
 
-Scores come in strata (for example one per trained policy), each a row of independent runs. The
-bootstrap resamples runs within each stratum, so that all strata have equal weight in every draw.
+An arm's scores are a table with a row per trained policy and a column per seed. All arms share the
+seeds, and an arm that copies another one's networks shares its policies. Policies and seeds are
+samples of all that could have been trained and drawn, so both are resampled: a draw picks seeds
+once for all arms, and policies once for all arms that share them.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -13,6 +17,7 @@ from numpy.typing import NDArray
 from esper.leyline.comparison import Estimate
 
 __all__ = [
+    "ArmScores",
     "Scores",
     "Statistic",
     "bootstrap",
@@ -20,18 +25,31 @@ __all__ = [
     "mean_difference",
     "pareto_front",
     "probability_of_improvement",
+    "t_quantile",
 ]
 
 DEFAULT_NUM_DRAWS: Final = 2000
-CONFIDENCE_PCT: Final = 95.0
+CONFIDENCE: Final = 0.95
+NUM_ANGLES: Final = 20_001
 
 Scores: TypeAlias = NDArray[np.float64]
-Statistic: TypeAlias = Callable[[Scores], Scores]
-"""Maps draws to one value each; a draw has the runs along the second axis."""
+Indices: TypeAlias = NDArray[np.intp]
+Statistic: TypeAlias = Callable[[Sequence[Scores]], Scores]
+"""Maps draws of the runs of each arm, [draws, runs], to one value per draw."""
 
 
-def interquartile_mean(draws: Scores) -> Scores:
+@dataclass(frozen=True, slots=True)
+class ArmScores:
+    """The runs of one arm."""
+
+    scores: Scores  # [policies, seeds]
+    policies: str | None = None
+    """Name of the set of policies; arms of the same name share them. None for an arm without."""
+
+
+def interquartile_mean(arms: Sequence[Scores]) -> Scores:
     """Return the mean of the middle half; runs on its edges are weighted fractionally."""
+    (draws,) = arms
     num_runs = draws.shape[1]
     edges = np.arange(num_runs + 1, dtype=np.float64) / num_runs
     inside = np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25)
@@ -40,42 +58,111 @@ def interquartile_mean(draws: Scores) -> Scores:
     return figures
 
 
-def mean_difference(draws: Scores) -> Scores:
-    """Return the mean of the first column minus the second, run by run."""
-    figures: Scores = (draws[:, :, 0] - draws[:, :, 1]).mean(axis=1)
+def mean_difference(arms: Sequence[Scores]) -> Scores:
+    """Return the mean of the first arm minus that of the second."""
+    first, second = arms
+    figures: Scores = first.mean(axis=1) - second.mean(axis=1)
     return figures
 
 
-def probability_of_improvement(draws: Scores) -> Scores:
-    """Return the probability that a run of column 1 beats one of column 2; ties count half."""
-    first, second = draws[:, :, None, 0], draws[:, None, :, 1]
+def probability_of_improvement(arms: Sequence[Scores]) -> Scores:
+    """Return the probability that a run of arm 1 beats one of arm 2; ties count half."""
+    first, second = arms[0][:, :, None], arms[1][:, None, :]
     figures: Scores = ((first > second) + 0.5 * (first == second)).mean(axis=(1, 2))
     return figures
 
 
 def bootstrap(
-    strata: Sequence[Scores],
+    arms: Sequence[ArmScores],
     statistic: Statistic,
     *,
     seed: int,
     num_draws: int = DEFAULT_NUM_DRAWS,
 ) -> Estimate:
-    """Estimate a statistic of the pooled runs, with its percentile interval.
+    """Estimate a statistic with its 95 % confidence interval over policies and seeds.
+
+    The variance is that of resampling the seeds, plus that of resampling each set of policies,
+    without the interaction of both, which the seeds' part contains already. Percentiles of so few
+    policies would be far too narrow; instead, each part is widened by the quantile of Student's t
+    for its number of policies or seeds.
 
     Args:
-        strata: the runs of each stratum along the first axis.
-        statistic: computed over all runs together.
+        arms: the runs of each arm that the statistic is computed from.
+        statistic: computed over all runs of each arm together.
         seed: seed of the resampling: the same seed gives the same interval.
         num_draws: number of resamples; more reduce the noise of the interval.
     """
-    generator = np.random.default_rng(seed)
-    drawn = [runs[generator.integers(len(runs), size=(num_draws, len(runs)))] for runs in strata]
-    tail_pct = (100.0 - CONFIDENCE_PCT) / 2
-    low, high = np.percentile(
-        statistic(np.concatenate(drawn, axis=1)), [tail_pct, 100.0 - tail_pct]
-    )
-    (value,) = statistic(np.concatenate(list(strata))[None])
-    return Estimate(value=float(value), low=float(low), high=float(high))
+    (value,) = statistic([arm.scores.reshape(1, -1) for arm in arms])
+    half = _half_width(arms, statistic, np.random.default_rng(seed), num_draws)
+    return Estimate(value=float(value), low=float(value) - half, high=float(value) + half)
+
+
+def _half_width(
+    arms: Sequence[ArmScores], statistic: Statistic, rng: np.random.Generator, num_draws: int
+) -> float:
+    num_seeds = arms[0].scores.shape[1]
+    seeds = rng.integers(num_seeds, size=(num_draws, num_seeds))
+    sizes = {
+        arm.policies: len(arm.scores)
+        for arm in arms
+        if arm.policies is not None and len(arm.scores) > 1
+    }
+    policies = {name: rng.integers(size, size=(num_draws, size)) for name, size in sizes.items()}
+    of_seeds = _spread(arms, statistic, seeds, {})
+    squared = of_seeds * _widening(num_seeds)
+    if sizes:
+        spreads = {name: _spread(arms, statistic, None, {name: policies[name]}) for name in sizes}
+        of_policies = sum(spreads.values())
+        interaction = _spread(arms, statistic, seeds, policies) - of_seeds - of_policies
+        own = max(1.0 - max(interaction, 0.0) / of_policies, 0.0) if of_policies else 0.0
+        squared += own * sum(spreads[name] * _widening(size) for name, size in sizes.items())
+    return float(np.sqrt(squared))
+
+
+def _widening(size: int) -> float:
+    """Return the squared t quantile, times what makes a resampled variance unbiased."""
+    return t_quantile(size - 1) ** 2 * size / (size - 1)
+
+
+def _spread(
+    arms: Sequence[ArmScores],
+    statistic: Statistic,
+    seeds: Indices | None,
+    policies: dict[str, Indices],
+) -> float:
+    """Return the variance of a statistic over draws of seeds, of policies, or of both."""
+    drawn = [_drawn(arm, seeds, policies) for arm in arms]
+    num_draws = max(map(len, drawn))
+    same = [np.broadcast_to(part, (num_draws, part.shape[1])) for part in drawn]
+    return float(np.var(statistic(same)))
+
+
+def _drawn(arm: ArmScores, seeds: Indices | None, policies: dict[str, Indices]) -> Scores:
+    """Return draws of an arm's runs, [draws, runs]; one draw of all runs if nothing is drawn."""
+    table = arm.scores[None]
+    rows = policies.get(arm.policies or "")
+    if rows is not None:
+        table = table[0][rows]
+    if seeds is not None:
+        table = np.take_along_axis(
+            np.broadcast_to(table, (len(seeds), *table.shape[1:])), seeds[:, None, :], axis=2
+        )
+    figures: Scores = table.reshape(len(table), -1)
+    return figures
+
+
+@cache
+def t_quantile(degrees: int) -> float:
+    """Return the quantile of Student's t distribution that bounds a confidence interval.
+
+    With x = sqrt(degrees) * tan(angle), the density of the angle is proportional to
+    cos(angle) ** (degrees - 1), which is integrated numerically.
+    """
+    angles = np.linspace(0.0, np.pi / 2.0, NUM_ANGLES)
+    density = np.cos(angles) ** (degrees - 1)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2.0)])
+    angle = np.interp(CONFIDENCE / 2.0, 0.5 * below / below[-1], angles)
+    return float(np.sqrt(degrees) * np.tan(angle))
 
 
 def pareto_front(gains: Sequence[float], costs: Sequence[float]) -> tuple[bool, ...]:

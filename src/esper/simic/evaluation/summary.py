@@ -13,11 +13,13 @@ from esper.leyline.comparison import (
     ComparisonReport,
     Contrast,
     EpisodeMeasure,
+    Estimate,
 )
 from esper.leyline.config import Job
 from esper.leyline.errors import RunFailedError
 from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.statistics import (
+    ArmScores,
     Scores,
     bootstrap,
     interquartile_mean,
@@ -66,7 +68,7 @@ def summarize(
             for summary, is_on_front in zip(summaries, front, strict=True)
         ),
         contrasts=tuple(
-            _contrast(first.name, second.name, strata, job.training.seed)
+            _contrast(first, second, strata, job.training.seed)
             for first, second in combinations(arms, 2)
         ),
     )
@@ -81,7 +83,7 @@ def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
     runs = [run for stratum in mine for run in stratum]
     envs = [env for run in runs for env in run.envs]
     iqm = {
-        name: bootstrap([_means(stratum, name) for stratum in mine], interquartile_mean, seed=seed)
+        name: bootstrap([_scores(arm, strata, name)], interquartile_mean, seed=seed)
         for name in ("final_pct", "best_pct", "mean_pct", "total_reward")
     }
     curves = [np.mean([env.curve_pct for env in run.envs], axis=0) for run in runs]
@@ -110,28 +112,34 @@ def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
     )
 
 
-def _contrast(first: str, second: str, strata: _Strata, seed: int) -> Contrast:
+def _contrast(first: Arm, second: Arm, strata: _Strata, seed: int) -> Contrast:
+    figures = {
+        name: [_scores(arm, strata, name) for arm in (first, second)]
+        for name in ("final_pct", "mean_pct", "total_reward")
+    }
     return Contrast(
-        first=first,
-        second=second,
-        final_pp=bootstrap(_pairs(first, second, strata, "final_pct"), mean_difference, seed=seed),
-        mean_pp=bootstrap(_pairs(first, second, strata, "mean_pct"), mean_difference, seed=seed),
-        total_reward=bootstrap(
-            _pairs(first, second, strata, "total_reward"), mean_difference, seed=seed
-        ),
-        probability=bootstrap(
-            _pairs(first, second, strata, "final_pct"), probability_of_improvement, seed=seed
-        ),
+        first=first.name,
+        second=second.name,
+        final_pp=bootstrap(figures["final_pct"], mean_difference, seed=seed),
+        mean_pp=bootstrap(figures["mean_pct"], mean_difference, seed=seed),
+        total_reward=bootstrap(figures["total_reward"], mean_difference, seed=seed),
+        probability=_probability(figures["final_pct"], seed),
     )
 
 
-def _pairs(first: str, second: str, strata: _Strata, name: str) -> list[Scores]:
-    """Pair the runs of each seed; an arm with one stratum is paired with each of the other's."""
-    left, right = strata[first], strata[second]
-    return [
-        np.stack([_means(left[k % len(left)], name), _means(right[k % len(right)], name)], axis=1)
-        for k in range(max(len(left), len(right)))
-    ]
+def _probability(arms: Sequence[ArmScores], seed: int) -> Estimate:
+    """Return the probability of improvement, with an interval between 0 and 1."""
+    found = bootstrap(arms, probability_of_improvement, seed=seed)
+    return Estimate(value=found.value, low=max(found.low, 0.0), high=min(found.high, 1.0))
+
+
+def _scores(arm: Arm, strata: _Strata, name: str) -> ArmScores:
+    """Return an arm's runs, policy by policy and seed by seed."""
+    followed = arm if arm.copies is None else arm.copies
+    return ArmScores(
+        np.array([_means(stratum, name) for stratum in strata[arm.name]]),
+        policies=followed.name if arm.follows_policy else None,
+    )
 
 
 def _means(runs: Sequence[ArmRun], name: str) -> Scores:

@@ -31,10 +31,9 @@ from esper.leyline.messages import (
 )
 from esper.leyline.payloads import MorphologyCausalLog, Payload
 from esper.leyline.reports import SeedReport
-from esper.simic.control.context import HandlerContext
 from esper.simic.control.handlers import HANDLERS
 from esper.simic.seed_management import resolve_target_slot
-from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.env_episode import EnvEpisode
 from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.containment import Place, contained
 from esper.tolaria.governor import preflight
@@ -58,7 +57,7 @@ def parse_sampled_action(indices: Sequence[int], slot_ids: Sequence[str]) -> Act
 
 
 def execute_actions(
-    envs: Sequence[ParallelEnvState],
+    envs: Sequence[EnvEpisode],
     decision: StepDecision,
     *,
     rules: ActionRules,
@@ -91,7 +90,7 @@ def execute_actions(
     return result
 
 
-def apply_decision(env: ParallelEnvState, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
+def apply_decision(env: EnvEpisode, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
     """Execute one env's decision, or roll the env back after a panic, and end the step."""
     _credit_last_step(env, decision.previous_rewards[env.env_idx])
     panic = env.seen.panic
@@ -100,7 +99,7 @@ def apply_decision(env: ParallelEnvState, decision: StepDecision, rules: ActionR
 
 def _add_target(
     result: ActionExecutionResult,
-    env: ParallelEnvState,
+    env: EnvEpisode,
     step: int,
     reports: tuple[SeedReport, ...],
     masker: ActionMasker,
@@ -114,7 +113,7 @@ def _add_target(
     result.post_action_masks.append(legal_ops)
 
 
-def _act(env: ParallelEnvState, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
+def _act(env: EnvEpisode, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
     action = decision.actions[env.env_idx]
     assert action is not None, f"env {env.env_idx} was given no action"
     log = _CausalChain(env.env_idx, decision, action)
@@ -139,37 +138,24 @@ def _act(env: ParallelEnvState, decision: StepDecision, rules: ActionRules) -> E
     return _end_step(env, outcome, events)
 
 
-def _carry_out(env: ParallelEnvState, action: ActionSpec) -> str | None:
-    context = HandlerContext(
-        model=env.model,
-        seed_id=f"ep{env.episode_id}_env{env.env_idx}_seed_{env.num_germinated}",
-        generator=env.seed_generator,
-        accuracy_pct=env.seen.signals.val_accuracy_pct,
-        step=env.seen.signals.step,
-    )
-    with env.fence.entered(is_training=True):
-        refusal = HANDLERS[action.op](action, context).refusal
+def _carry_out(env: EnvEpisode, action: ActionSpec) -> str | None:
+    with env.acting():
+        refusal = HANDLERS[action.op](action, env.handler_context()).refusal
         if action.op is Op.FOSSILIZE and refusal is None:
-            # A rollback restores the last snapshot, which must contain the new fossil's weights.
-            env.governor.take_snapshot()
+            env.secure_fossil()
     env.num_germinated += int(action.op is Op.GERMINATE and refusal is None)
     return refusal
 
 
-def _roll_back(env: ParallelEnvState, panic: Panic, decision: StepDecision) -> EnvOutcome:
-    action = ActionSpec(slot_id=env.model.slot_config.slot_ids[0])
+def _roll_back(env: EnvEpisode, panic: Panic, decision: StepDecision) -> EnvOutcome:
+    action = ActionSpec(slot_id=env.slot_ids[0])
     active_slot, active_stage = env.active_slot, env.seed_stage
-    with env.fence.entered(is_training=True):
-        pruned_slots = env.governor.roll_back(panic)
     report = RollbackReport(
         panic=panic,
-        pruned_slots=pruned_slots,
+        pruned_slots=env.roll_back(panic),
         active_slot=active_slot,
         active_stage=active_stage,
     )
-    # Optimizer moments belong to the discarded weights and could make the host diverge again.
-    env.host_optimizer.state.clear()
-    env.seed_optimizers.forget_moments()
     log = _CausalChain(env.env_idx, decision, action)
     outcome = ActionOutcome(action=action, effective_op=Op.WAIT, succeeded=False)
     events = [*env.take_outbox(), *log.rollback(panic)]
@@ -177,13 +163,12 @@ def _roll_back(env: ParallelEnvState, panic: Panic, decision: StepDecision) -> E
 
 
 def _end_step(
-    env: ParallelEnvState,
+    env: EnvEpisode,
     outcome: ActionOutcome,
     events: Sequence[Payload],
     rollback: RollbackReport | None = None,
 ) -> EnvOutcome:
-    env.model.tick()
-    env.seed_optimizers.sync_with(env.model)
+    env.tick()
     if rollback is None:
         row = env.lstm_hidden
         env.lstm_hidden = msgspec.structs.replace(row, num_steps=row.num_steps + 1)
@@ -202,7 +187,7 @@ def _end_step(
     )
 
 
-def _credit_last_step(env: ParallelEnvState, reward: float | None) -> None:
+def _credit_last_step(env: EnvEpisode, reward: float | None) -> None:
     if reward is not None and env.last_target is not None:
         env.epoch_rewards[env.last_target] += reward
     env.last_target = None

@@ -1,6 +1,6 @@
 """The fused validation pass: evaluates the network and all its ablations in one pass."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import torch
@@ -89,7 +89,7 @@ def materialize_attribution(
 
 
 def coalitions_of(
-    plan: AblationPlan, losses: list[float], accuracies_pct: list[float]
+    plan: AblationPlan, losses: Sequence[float], accuracies_pct: Sequence[float]
 ) -> tuple[CoalitionResult, ...]:
     """Return the accuracies of the active seeds' coalitions, for telemetry."""
     if not plan.active:

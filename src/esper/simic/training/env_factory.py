@@ -58,6 +58,7 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
         env_idx=env_id,
         round_index=round_index,
         episode_id=episode_id_of(round_index, env_id, num_envs=config.n_envs),
+        slot_ids=model.slot_config.slot_ids,
         device=fence.device,
         fence=fence,
         model=model,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.attribution import AttributionEvidence
 from esper.leyline.episodes import is_last_step
 from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
@@ -28,14 +27,13 @@ from esper.simic.training.batch_ops import (
 from esper.simic.training.checkpoints.grown import materialize_grown_state
 from esper.simic.training.counterfactual_eval import (
     build_ablation_plan,
-    coalitions_of,
     materialize_attribution,
     process_fused_val_batch,
 )
 from esper.simic.training.env_factory import EnvFactoryContext, create_env_state
 from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.pass_evidence import PassReadings, observe_pass
 from esper.tamiyo.masks import ActionMasker
-from esper.tamiyo.tracker import Measurement
 from esper.tolaria.fences import drain
 
 __all__ = ["TrainingWork"]
@@ -86,41 +84,25 @@ class TrainingWork:
             process_fused_val_batch(env, shares[env.env_idx], plan, self.rules.autocast)
             beat()
         losses, accuracies, attribution = materialize_attribution(env, plan)
-        _note_attribution(env, attribution)
-        tracked = env.signal_tracker.observe(
-            Measurement(
-                step=step,
-                train_loss=env.train_loss,
-                train_accuracy_pct=env.train_accuracy_pct,
-                val_loss=losses[0],
-                val_accuracy_pct=accuracies[0],
-            )
-        )
         # The governor checks the weights before it takes them as its snapshot.
         panic = env.governor.check(losses[0])
         if panic is None and env.governor.is_snapshot_due(step):
             with env.fence.entered(is_training=True):
                 env.governor.take_snapshot()
-        window = self.context.config.reward.escrow_stable_window
-        evidence = EnvEvidence(
-            env_id=env.env_idx,
-            signals=tracked.signals,
-            reports=env.reports,
+        readings = PassReadings(
+            losses=losses,
+            accuracies_pct=accuracies,
             attribution=attribution,
-            coalitions=coalitions_of(plan, losses, accuracies),
-            strategy=plan.strategy.value,
-            stable_accuracy_pct=env.signal_tracker.stable_accuracy_pct(window) or 0.0,
+            train_loss=env.train_loss,
+            train_accuracy_pct=env.train_accuracy_pct,
             host_params=env.model.num_host_params,
-            total_params=env.model.num_host_params + env.model.num_seed_params,
-            host_gradient_norm=env.host_gradient_norm,
-            became_stable=tracked.was_latched,
-            panic=panic,
+            seed_params=env.model.num_seed_params,
             train_samples=env.train.total,
             val_samples=env.val.total,
-            alarms=env.alarms,
+            panic=panic,
         )
-        env.evidence = evidence
-        return evidence
+        window = self.context.config.reward.escrow_stable_window
+        return observe_pass(env, step, plan, readings, stable_window=window)
 
     def apply(
         self,
@@ -191,16 +173,3 @@ def materialize_snapshot(env: ParallelEnvState) -> dict[str, Any]:
     """Synchronize with the device once and copy the network."""
     env.fence.synchronize()
     return materialize_grown_state(env.model)
-
-
-def _note_attribution(env: ParallelEnvState, attribution: AttributionEvidence) -> None:
-    for slot in env.model.all_slots():
-        slot.record_accuracy(attribution.accuracy_pct)
-        seed = attribution.of(slot.slot_id)
-        if slot.state is None:
-            continue
-        if seed is None:
-            slot.record_interaction(None, None)
-        else:
-            slot.record_contribution(seed.contribution_pp)
-            slot.record_interaction(seed.interaction_sum_pp, seed.boost_received_pp)

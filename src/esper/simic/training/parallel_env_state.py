@@ -1,5 +1,7 @@
 """One env: a host with its optimizers, governor and tracker, and the accumulators of its passes."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -7,11 +9,11 @@ from torch import Tensor
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers
-from esper.leyline.messages import EnvEvidence, LstmRow
-from esper.leyline.payloads import GradientAnomaly, Payload, SlotActivity
+from esper.kasmina.slot_operations import SlotOperations
+from esper.leyline.messages import Panic
 from esper.leyline.reports import SeedReport
-from esper.leyline.stages import COOLDOWN_STAGES, Stage
-from esper.tamiyo.tracker import SignalTracker
+from esper.simic.control.context import HandlerContext
+from esper.simic.training.env_episode import EnvEpisode
 from esper.tolaria.fences import Fence
 from esper.tolaria.governor import Governor
 
@@ -60,12 +62,9 @@ class Accumulators:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class ParallelEnvState:
-    """An env of one round; accessed only by the lane that owns it."""
+class ParallelEnvState(EnvEpisode):
+    """An env of one round whose body is a network; accessed only by the lane that owns it."""
 
-    env_idx: int
-    round_index: int
-    episode_id: int
     device: torch.device
     fence: Fence
     model: MorphogeneticModel
@@ -73,33 +72,15 @@ class ParallelEnvState:
     seed_optimizers: SeedOptimizers
     scaler: torch.amp.GradScaler | None
     governor: Governor
-    signal_tracker: SignalTracker
     seed_generator: torch.Generator
     """Generator for the initial parameters of all seeds of this env."""
-    outbox: list[Payload] = field(default_factory=list)
-    """Slot events that have not been sent with an outcome yet."""
-    num_germinated: int = 0
     gradient_sample: GradientSample | None = None
     gradient_ratios: dict[str, float] = field(default_factory=dict)
     """Smoothed values by seed id."""
-    host_gradient_norm: float | None = None
-    alarms: tuple[GradientAnomaly, ...] = ()
-    """Anomalies found in this step's train pass."""
-    evidence: EnvEvidence | None = None
-    """Results of this step's validation."""
     train_loss: float = 0.0
     train_accuracy_pct: float = 0.0
     train: Accumulators = field(init=False)
     val: Accumulators = field(init=False)
-    epoch_counts: dict[str, int] = field(init=False)
-    """Number of ops on each slot in this episode, without WAIT."""
-    epoch_successes: dict[str, int] = field(init=False)
-    epoch_rewards: dict[str, float] = field(init=False)
-    """Sum of the raw rewards of the steps that acted on each slot."""
-    last_target: str | None = None
-    """The slot that the previous step acted on, which is credited with that step's reward."""
-    lstm_hidden: LstmRow = field(init=False)
-    """Number of steps in the policy's LSTM state of this env; control owns the tensors."""
 
     def __post_init__(self) -> None:
         """Reject a CUDA stream on a non-CUDA device, and create the accumulators."""
@@ -116,10 +97,7 @@ class ParallelEnvState:
     def init_accumulators(self) -> None:
         """Create the accumulators of an episode."""
         self.zero_accumulators()
-        slot_ids = self.model.slot_config.slot_ids
-        self.epoch_counts = dict.fromkeys(slot_ids, 0)
-        self.epoch_successes = dict.fromkeys(slot_ids, 0)
-        self.epoch_rewards = dict.fromkeys(slot_ids, 0.0)
+        self.reset_counters()
 
     def zero_accumulators(self) -> None:
         """Reset the accumulators for a new step."""
@@ -132,53 +110,43 @@ class ParallelEnvState:
         """Create the accumulators of a validation pass over several configurations."""
         self.val = Accumulators.zeros(num_configs, self.device)
 
-    def reset_lstm_hidden(self) -> None:
-        """Request a reset of this env's LSTM state; control applies it with the step's outcome."""
-        self.lstm_hidden = LstmRow(index=self.env_idx)
-
-    def slot_activity(self) -> tuple[SlotActivity, ...]:
-        """Return the activity of the episode so far for each slot, in action order."""
-        return tuple(
-            SlotActivity(
-                slot_id=slot_id,
-                num_decided=num_decided,
-                num_succeeded=self.epoch_successes[slot_id],
-                reward=self.epoch_rewards[slot_id],
-            )
-            for slot_id, num_decided in self.epoch_counts.items()
-        )
-
-    @property
-    def seen(self) -> EnvEvidence:
-        """Return the results of this step's validation."""
-        assert self.evidence is not None, f"env {self.env_idx} acts before its validation"
-        return self.evidence
-
     @property
     def reports(self) -> tuple[SeedReport, ...]:
         """Return the occupied slots, in action order."""
         return tuple(self.model.reports().values())
 
-    @property
-    def active_slot(self) -> str | None:
-        """Return the slot of the seed in the most advanced stage, fossils excluded."""
-        ongoing = [
-            report
-            for report in self.reports
-            if report.stage is not Stage.FOSSILIZED and report.stage not in COOLDOWN_STAGES
-        ]
-        furthest = max(ongoing, key=lambda report: (report.stage, report.alpha.alpha), default=None)
-        return None if furthest is None else furthest.slot_id
+    def slots(self) -> Iterator[SlotOperations]:
+        """Return all slots, in action order."""
+        return self.model.all_slots()
 
-    @property
-    def seed_stage(self) -> Stage:
-        """Return the stage of the seed in the active slot, or DORMANT if there is none."""
-        slot_id = self.active_slot
-        state = None if slot_id is None else self.model.slot(slot_id).state
-        return Stage.DORMANT if state is None else state.stage
+    def handler_context(self) -> HandlerContext[torch.Generator]:
+        """Return what an op handler needs besides the action."""
+        return HandlerContext(
+            model=self.model,
+            seed_id=self.next_seed_id,
+            generator=self.seed_generator,
+            accuracy_pct=self.seen.signals.val_accuracy_pct,
+            step=self.seen.signals.step,
+        )
 
-    def take_outbox(self) -> tuple[Payload, ...]:
-        """Return and clear the slot events."""
-        taken = tuple(self.outbox)
-        self.outbox.clear()
-        return taken
+    def acting(self) -> AbstractContextManager[object]:
+        """Enter the device's context, with gradients enabled."""
+        return self.fence.entered(is_training=True)
+
+    def secure_fossil(self) -> None:
+        """Take a snapshot: a rollback restores it, and it must contain the new fossil's weights."""
+        self.governor.take_snapshot()
+
+    def roll_back(self, panic: Panic) -> tuple[str, ...]:
+        """Restore the governor's snapshot and return the slots whose seeds were pruned."""
+        with self.acting():
+            pruned_slots = self.governor.roll_back(panic)
+        # Optimizer moments belong to the discarded weights and could make the host diverge again.
+        self.host_optimizer.state.clear()
+        self.seed_optimizers.forget_moments()
+        return pruned_slots
+
+    def tick(self) -> None:
+        """Advance every slot by one step, and the optimizers with them."""
+        self.model.tick()
+        self.seed_optimizers.sync_with(self.model)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -26,7 +26,6 @@ from esper.leyline.workers import (
     WorkerRefused,
     WorkerSpec,
 )
-from esper.runtime.batches import Batch
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
     return_free_memory,
@@ -36,7 +35,6 @@ from esper.simic.training.assembly.machine import (
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_assembly import build_worker
 from esper.simic.training.assembly.worker_setup import prepare_worker, worker_identity
-from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tolaria.lanes import lane_stacks
 from esper.tolaria.pulse import Pulse
 from esper.tolaria.stopping import StopFlag
@@ -91,7 +89,7 @@ def _serve(wire: Wire, spec: WorkerSpec, pulse_descriptor: int) -> None:
     _carry_out(wire, worker, stop)
 
 
-def _carry_out(wire: Wire, worker: Worker[ParallelEnvState, Batch], stop: StopFlag) -> None:
+def _carry_out(wire: Wire, worker: Worker[Any, Any], stop: StopFlag) -> None:
     """Submit commands as they arrive; the worker's lanes carry them out in order."""
     while (data := wire.receive()) is not None:
         match _DECODER.decode(data):

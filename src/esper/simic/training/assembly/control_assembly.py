@@ -12,7 +12,7 @@ from esper.simic.rewards.scheme import scheme_of
 from esper.simic.training.assembly.machine import num_lanes_for
 from esper.simic.training.assembly.run_setup import RunSetup
 from esper.simic.training.assembly.worker_assembly import env_context
-from esper.simic.training.assembly.worker_setup import amp_dtype
+from esper.simic.training.assembly.worker_setup import WorkerSetup, amp_dtype
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.step import ControlThread
@@ -79,7 +79,7 @@ def started_event(setup: RunSetup) -> TrainingStarted:
         preset=config.preset,
         data_source=setup.worker.dataset.origin.value,
         topology=setup.task.host.topology.value,
-        host_params=build_model(env_context(setup.worker), 0, 0).num_host_params,
+        host_params=_num_host_params(setup.worker),
         slot_ids=config.slots,
         num_rounds=config.n_episodes,
         num_envs=config.n_envs,
@@ -97,6 +97,12 @@ def started_event(setup: RunSetup) -> TrainingStarted:
         torch_version=str(torch.__version__),
         resumed_from_round=None,
     )
+
+
+def _num_host_params(setup: WorkerSetup) -> int:
+    if setup.probe is not None:
+        return setup.probe.num_params
+    return build_model(env_context(setup), 0, 0).num_host_params
 
 
 def _num_params(network: torch.nn.Module) -> int:

@@ -92,6 +92,8 @@ def _reason_for_threads(setup: WorkerSetup) -> str | None:
     """Return why threads are the better choice for a job; None if they are not."""
     config, run = setup.job.training, setup.job.run
     num_env_steps = config.n_episodes * config.n_envs * config.max_epochs
+    if setup.probe is not None:
+        return "the steps of a probe are shorter than messages about them"
     if host_device_types(setup) != ("cpu",):
         return "hosts are not on the CPU"
     if min(config.n_envs, os.cpu_count() or 1) < 2:
@@ -107,11 +109,14 @@ def _reason_for_threads(setup: WorkerSetup) -> str | None:
 
 
 def _threads(setup: WorkerSetup, reason: str) -> EngineChoice:
-    run, num_envs = setup.job.run, setup.job.training.n_envs
+    asked, num_envs = setup.job.run.lanes, setup.job.training.n_envs
+    if asked is None and setup.probe is not None:
+        # A probe is pure Python: further lanes would only wait for the interpreter lock.
+        asked = 1
     return EngineChoice(
         kind=EngineKind.THREADS,
         workers=1,
-        lanes=num_lanes_for(run.lanes, num_envs),
+        lanes=num_lanes_for(asked, num_envs),
         reason=reason,
     )
 

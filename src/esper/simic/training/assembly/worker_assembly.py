@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
 from esper.leyline.payloads import TopologyManifestRecorded
+from esper.leyline.probes import ProbeHostSpec
 from esper.runtime.batches import Batch, SharedBatchIterator
 from esper.runtime.tasks import registered_task
 from esper.simic.training.assembly.parts import RunParts
@@ -18,13 +20,13 @@ from esper.simic.training.assembly.worker_setup import (
 from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.env_factory import EnvFactoryContext
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.probe_env import ProbeWork
 from esper.simic.training.static_work import StaticWork
 from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.pulse import Pulse
 from esper.tolaria.worker import Worker
 
-__all__ = ["Topologies", "build_work", "build_worker", "env_context"]
+__all__ = ["Topologies", "build_probe_work", "build_work", "build_worker", "env_context"]
 
 Topologies = Mapping[int, TopologyManifestRecorded]
 """Networks that envs are built with instead of an empty host, by env; usually none."""
@@ -37,15 +39,26 @@ def build_worker(
     lanes: int,
     topologies: Topologies,
     pulse: Pulse | None = None,
-) -> Worker[ParallelEnvState, Batch]:
+) -> Worker[Any, Batch]:
     """Start the lanes of a worker that owns some of a run's envs."""
+    probe = setup.probe
     return Worker(
         env_ids=env_ids,
         num_lanes=lanes,
-        work=build_work(setup, topologies),
-        batches=partial(_train_pass, setup.train_batches),
+        work=build_probe_work(setup, probe) if probe else build_work(setup, topologies),
+        batches=_no_batches if probe else partial(_train_pass, setup.train_batches),
         stop=setup.stop,
         pulse=pulse,
+    )
+
+
+def build_probe_work(setup: WorkerSetup, spec: ProbeHostSpec) -> ProbeWork:
+    """Build what is done to the envs of a probe."""
+    return ProbeWork(
+        config=setup.job.training,
+        spec=spec,
+        action_rules=setup.rules,
+        masker=ActionMasker(setup.rules),
     )
 
 
@@ -84,6 +97,10 @@ def _train_pass(
     batches: SharedBatchIterator, round_index: int, step: int
 ) -> Iterator[Sequence[Batch]]:
     return batches.batches(round=round_index, step=step)
+
+
+def _no_batches(_round_index: int, _step: int) -> tuple[Sequence[Batch], ...]:
+    return ()
 
 
 def _test_pass(setup: WorkerSetup) -> Iterator[Sequence[Batch]]:

@@ -13,6 +13,7 @@ import torch
 
 from esper.leyline.config import AmpDtype, CompileMode, Job
 from esper.leyline.legality import ActionRules
+from esper.leyline.probes import ProbeHostSpec
 from esper.leyline.tasks import TaskSpec
 from esper.leyline.workers import WorkerIdentity
 from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmented
@@ -55,6 +56,11 @@ class WorkerSetup:
     rules: ActionRules
     stop: StopFlag
     parts: RunParts
+
+    @property
+    def probe(self) -> ProbeHostSpec | None:
+        """Return the analytic model that stands in for networks, if the task is a probe."""
+        return self.task.host if isinstance(self.task.host, ProbeHostSpec) else None
 
 
 def load_data(job: Job, stop: StopFlag) -> TensorDataset:
