@@ -13,7 +13,7 @@ from esper.leyline.messages import EnvEvidence, Phase, StepDecision, StepEvidenc
 from esper.leyline.probes import PROBES
 from esper.leyline.stages import Stage
 from esper.simic.probes.growth import Fate
-from esper.simic.training.assembly.engines import build_engine
+from esper.simic.training.assembly.engines import build_engine, choose_engine
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.worker_assembly import build_probe_work
@@ -151,7 +151,7 @@ def test_messages_do_not_depend_on_lanes_and_survive_the_wire() -> None:
     three = prepare_run(
         msgspec.structs.replace(job.job, run=lanes), "wait", None, StopFlag(), parts=RunParts()
     )
-    assert three.num_lanes == 3
+    assert choose_engine(three.worker).lanes == 3
     other = anyio.run(rounds_of, three, 2)
     assert list(map(without_clock, one)) == list(map(without_clock, other))
     for evidence, outcome in one:
