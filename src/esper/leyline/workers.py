@@ -8,11 +8,12 @@ Messages travel as MessagePack, which represents non-finite numbers.
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 from esper.leyline.config import Job
+from esper.leyline.errors import UnreadableMessageError
 from esper.leyline.messages import (
     ActionExecutionResult,
     EnvEvidence,
@@ -50,6 +51,11 @@ __all__ = [
     "WorkerRefused",
     "WorkerSpec",
     "decision_for",
+    "decode_from_driver",
+    "decode_from_worker",
+    "decode_spec",
+    "encode",
+    "entered_envs",
     "identity_difference",
     "merge_replies",
     "reply_digest",
@@ -261,6 +267,46 @@ class Beat(_Message, frozen=True, kw_only=True):
 DriverMessage: TypeAlias = Request | Stop | StacksRequest
 WorkerMessage: TypeAlias = WorkerReady | WorkerRefused | Answer | Stacks
 
+_ENCODER = msgspec.msgpack.Encoder()
+_SPEC_DECODER = msgspec.msgpack.Decoder(WorkerSpec)
+_DRIVER_DECODER = msgspec.msgpack.Decoder(DriverMessage)
+_WORKER_DECODER = msgspec.msgpack.Decoder(WorkerMessage)
+_Decoded = TypeVar("_Decoded")
+
+
+def encode(message: DriverMessage | WorkerMessage | WorkerSpec) -> bytes:
+    """Return a message as it travels."""
+    return _ENCODER.encode(message)
+
+
+def decode_spec(data: bytes) -> WorkerSpec:
+    """Return what a worker is built from; raise UnreadableMessageError if it is none."""
+    return _decoded(_SPEC_DECODER, data)
+
+
+def decode_from_driver(data: bytes) -> DriverMessage:
+    """Return a message to a worker; raise UnreadableMessageError if it is none."""
+    message: DriverMessage = _decoded(_DRIVER_DECODER, data)
+    return message
+
+
+def decode_from_worker(data: bytes) -> WorkerMessage:
+    """Return a message of a worker; raise UnreadableMessageError if it is none."""
+    message: WorkerMessage = _decoded(_WORKER_DECODER, data)
+    return message
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[_Decoded]", data: bytes) -> _Decoded:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableMessageError(f"cannot be read: {error}") from None
+
+
+def entered_envs(beats: Iterable[Beat]) -> tuple[int, ...]:
+    """Return the envs that the lanes are working on."""
+    return tuple(sorted({beat.env_id for beat in beats if beat.env_id is not None}))
+
 
 def decision_for(decision: StepDecision, env_ids: Iterable[int]) -> StepDecision:
     """Return a decision without what concerns other envs, so that a message stays small."""
@@ -326,9 +372,6 @@ def _merge_executions(results: Iterable[ActionExecutionResult]) -> ActionExecuti
         post_action_slot_reports=[row[2] for row in rows],
         post_action_masks=[row[3] for row in rows],
     )
-
-
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 def reply_digest(reply: Reply) -> bytes:
