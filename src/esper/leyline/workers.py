@@ -28,6 +28,8 @@ __all__ = [
     "Answer",
     "Apply",
     "Beat",
+    "Beats",
+    "BeatsRequest",
     "Build",
     "Command",
     "DriverMessage",
@@ -61,7 +63,7 @@ __all__ = [
     "reply_digest",
 ]
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Increased with every change of a type in this module or of what it contains."""
 
 
@@ -242,6 +244,10 @@ class StacksRequest(_Tagged, frozen=True, kw_only=True):
     """Ask for the stacks of all threads; handled while a command is running."""
 
 
+class BeatsRequest(_Tagged, frozen=True, kw_only=True):
+    """Ask for the signs of life of all lanes; handled while a command is running."""
+
+
 class Answer(_Tagged, frozen=True, kw_only=True):
     """The reply to the request with the same number."""
 
@@ -264,8 +270,14 @@ class Beat(_Message, frozen=True, kw_only=True):
     """The env that the lane is working on."""
 
 
-DriverMessage: TypeAlias = Request | Stop | StacksRequest
-WorkerMessage: TypeAlias = WorkerReady | WorkerRefused | Answer | Stacks
+class Beats(_Tagged, frozen=True, kw_only=True):
+    """The signs of life of all lanes."""
+
+    beats: tuple[Beat, ...]
+
+
+DriverMessage: TypeAlias = Request | Stop | StacksRequest | BeatsRequest
+WorkerMessage: TypeAlias = WorkerReady | WorkerRefused | Answer | Stacks | Beats
 
 _ENCODER = msgspec.msgpack.Encoder()
 _SPEC_DECODER = msgspec.msgpack.Decoder(WorkerSpec)

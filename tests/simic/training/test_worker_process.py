@@ -124,16 +124,18 @@ def test_a_run_interrupted_on_one_engine_is_resumed_on_another(
     assert run_facts(run_dir) == on_threads
 
 
-def test_workers_with_other_data_are_refused_with_both_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("field", ["data", "machine_kind", "task", "esper", "python"])
+def test_workers_that_would_compute_other_results_are_refused_with_both_values(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actual = engines.worker_identity
 
     def other(setup: Any) -> WorkerIdentity:
-        return msgspec.structs.replace(actual(setup), data="0123")
+        return msgspec.structs.replace(actual(setup), **{field: "0123"})
 
     monkeypatch.setattr(engines, "worker_identity", other)
-    with pytest.raises(ConfigError, match="the driver's is '0123'"):
+    named = field.replace("_", " ")
+    with pytest.raises(ConfigError, match=f"its {named} is '.+', the driver's is '0123'"):
         run_job(digits_job(tmp_path, engine="processes", workers=2))
     assert list(tmp_path.iterdir()) == []
 

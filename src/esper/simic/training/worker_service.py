@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from esper.leyline.errors import EsperError, InterruptedRunError, UnreadableMessageError
 from esper.leyline.workers import (
     Answer,
+    Beats,
+    BeatsRequest,
     Reply,
     Request,
     Stacks,
@@ -36,8 +38,11 @@ __all__ = ["WorkerService", "error_from", "start_service"]
 class WorkerService:
     """Carries out what the driver's messages ask for."""
 
-    def __init__(self, worker: Worker[ParallelEnvState, Batch], stop: StopFlag) -> None:
+    def __init__(
+        self, worker: Worker[ParallelEnvState, Batch], pulse: Pulse, stop: StopFlag
+    ) -> None:
         self._worker = worker
+        self._pulse = pulse
         self._stop = stop
         self._num_requests = 0
 
@@ -63,6 +68,8 @@ class WorkerService:
                 return None
             case StacksRequest():
                 answer.set_result(Stacks(stacks=lane_stacks(self._worker.lanes)))
+            case BeatsRequest():
+                answer.set_result(Beats(beats=self._pulse.read()))
         return answer
 
 
@@ -99,7 +106,7 @@ def start_service(
     except EsperError as error:
         return WorkerRefused(message=str(error), exit_code=int(error.exit_code)), None
     return_free_memory()
-    return WorkerReady(identity=identity), WorkerService(worker, stop)
+    return WorkerReady(identity=identity), WorkerService(worker, pulse, stop)
 
 
 def error_from(error: BaseException) -> WorkerError:
