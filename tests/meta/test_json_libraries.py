@@ -23,9 +23,9 @@ modules = pytest.mark.parametrize("module", source_modules(), ids=lambda module:
 
 
 def untyped_decodes(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines on which msgspec decodes JSON without being told a type.
+    """Yield the lines on which msgspec decodes JSON without a type.
 
-    A name that is passed on instead of called counts too: nobody sees what it is called with.
+    A name that is passed on instead of called counts too: its arguments are not visible.
     """
     called = {node.func: node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     annotations = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}

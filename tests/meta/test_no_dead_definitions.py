@@ -189,7 +189,7 @@ def options(module: SourceModule) -> Iterator[tuple[Definition, int | None]]:
 
 
 def is_passed(option: Definition, position: int | None, uses: Uses) -> bool:
-    """Tell whether some call of a function of this name may pass the option."""
+    """Return whether some call of a function of this name may pass the option."""
     if uses.references[option.owner] or option.owner not in uses.calls:
         return True  # handed on as a value, or not called: the function itself is listed instead
     return any(
@@ -236,7 +236,6 @@ ALLOWED: dict[str, str] = {
     "esper.kasmina.hosts.dropout.SeededDropout.extra_repr": CALLED,
     "esper.kasmina.model.MorphogeneticModel.num_fossils": TOOLS,
     "esper.leyline.comparison.ArmSummary.*": WRITTEN,
-    "esper.leyline.comparison.Estimate.is_above_zero": TOOLS,
     "esper.leyline.evaluation.EvaluationReport.*": WRITTEN,
     "esper.leyline.manifest.RunManifest.*": WRITTEN,
     "esper.leyline.engine_payloads.*": WRITTEN,

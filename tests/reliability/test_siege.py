@@ -1,4 +1,4 @@
-"""The server lets nobody in, whatever is thrown at it, and goes on serving those who may."""
+"""The server refuses unauthorized clients under attack and keeps serving authorized ones."""
 
 import random
 import socket
@@ -87,7 +87,7 @@ def test_nonsense_is_refused_without_a_word_to_the_operator(
     assert is_well(served)
 
 
-def test_more_clients_than_allowed_are_told_to_come_again(served: Served) -> None:
+def test_more_clients_than_allowed_are_asked_to_come_again(served: Served) -> None:
     before = rss_bytes()
     clients = [RawClient(served.port) for _ in range(NUM_CONNECTIONS)]
     try:
@@ -103,7 +103,7 @@ def test_more_clients_than_allowed_are_told_to_come_again(served: Served) -> Non
     assert rss_bytes() - before < MAX_GROWTH_BYTES
 
 
-def test_storm_of_reconnections_leaves_nobody_behind(served: Served) -> None:
+def test_storm_of_reconnections_leaves_no_connection_behind(served: Served) -> None:
     reconnect(served.port, 100)
     with RawClient(served.port) as last:
         assert last.request(BEARER) == 101

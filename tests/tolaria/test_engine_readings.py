@@ -47,7 +47,7 @@ async def test_every_env_is_tested_by_its_own_lane_and_reported_in_order(
     assert all(len(env.threads) == 1 for env in work.envs.values())
 
 
-async def test_env_that_breaks_in_its_test_is_quarantined_and_told_with_the_next_message(
+async def test_env_that_breaks_in_its_test_is_quarantined_and_reported_with_the_next_message(
     engine: WorkerEngine, work: ReadableWork
 ) -> None:
     work.fault = _fail_env_1_in_test

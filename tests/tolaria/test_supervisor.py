@@ -22,9 +22,12 @@ pytestmark = pytest.mark.anyio
 
 
 def watchdog_for(
-    *lanes: Lane, stop: StopFlag, deadline_s: float = WAIT_S, told: list[LaneStalled] | None = None
+    *lanes: Lane,
+    stop: StopFlag,
+    deadline_s: float = WAIT_S,
+    reported: list[LaneStalled] | None = None,
 ) -> Watchdog:
-    reports: list[LaneStalled] = [] if told is None else told
+    reports: list[LaneStalled] = [] if reported is None else reported
     return Watchdog(
         lanes=lambda: lanes,
         env_ids_of=lambda lane: (1, 3),
@@ -107,14 +110,14 @@ async def test_the_error_of_the_run_itself_comes_through_bare() -> None:
     stop = StopFlag()
 
     async def main() -> None:
-        raise InterruptedRunError("told to stop")
+        raise InterruptedRunError("asked to stop")
 
-    with anyio.fail_after(WAIT_S), pytest.raises(InterruptedRunError, match="told to stop"):
+    with anyio.fail_after(WAIT_S), pytest.raises(InterruptedRunError, match="asked to stop"):
         await supervise(main, background=[], watchdog=watchdog_for(stop=stop))
 
 
 async def test_a_lane_that_hangs_is_reported_with_its_stack_and_ends_the_run() -> None:
-    stop, told = StopFlag(), list[LaneStalled]()
+    stop, reported = StopFlag(), list[LaneStalled]()
     may_end = threading.Event()
     hung, waiting = Lane("lane-1"), Lane("lane-0")
 
@@ -132,13 +135,13 @@ async def test_a_lane_that_hangs_is_reported_with_its_stack_and_ends_the_run() -
             group.start_soon(waiting.run, wait_for_the_other)
             group.start_soon(hung.run, conspicuous_hang)
 
-    watchdog = watchdog_for(waiting, hung, stop=stop, deadline_s=0.2, told=told)
+    watchdog = watchdog_for(waiting, hung, stop=stop, deadline_s=0.2, reported=reported)
     with anyio.fail_after(WAIT_S), pytest.raises(RunFailedError, match=r"lane-1 \(envs 1, 3\)"):
         await supervise(main, background=[], watchdog=watchdog)
 
-    assert [report.lane for report in told] == ["lane-1"]
-    assert told[0].silent_s > 0.2
-    assert "conspicuous_hang" in told[0].stack
+    assert [report.lane for report in reported] == ["lane-1"]
+    assert reported[0].silent_s > 0.2
+    assert "conspicuous_hang" in reported[0].stack
     may_end.set()
     hung.close(WAIT_S)
     assert waiting.close(WAIT_S)

@@ -186,9 +186,9 @@ def telemetry_cost(is_quick: bool) -> Iterator[Row]:
     ratios = []
     for counts in repetitions(is_quick):
         silent_s = worker_cpu_s(workload, level="off")
-        told_s = worker_cpu_s(workload, num_subscribers=1)
+        subscribed_s = worker_cpu_s(workload, num_subscribers=1)
         if counts:
-            ratios.append(told_s / silent_s)
+            ratios.append(subscribed_s / silent_s)
     sample = Sample(tuple(ratios))
     yield Row(
         name="T4 telemetry normal with a subscriber / off",

@@ -114,11 +114,11 @@ def document_of(results: Results) -> str:
     ]
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")
-        parts.append(_told(results[name]) if name in results else "Not run yet.")
+        parts.append(_result_text(results[name]) if name in results else "Not run yet.")
     return "\n\n".join(parts) + "\n"
 
 
-def _told(result: Result) -> str:
+def _result_text(result: Result) -> str:
     rows = [
         (
             figure.name,

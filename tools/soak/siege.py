@@ -1,4 +1,4 @@
-"""The server under attack and load: nobody gets in, nothing grows, the run goes on as before."""
+"""The server under attack and load: no unauthorized access, no growth, the run is unchanged."""
 
 import multiprocessing
 import os

@@ -120,11 +120,11 @@ class MorphogeneticModel(nn.Module):
 
     def tick(self) -> None:
         """Advance every slot by one step; emit the events after all slots have advanced."""
-        told = [
+        pending = [
             (slot, slot.apply_outcome(lifecycle.tick(slot.state, self.rules)))
             for slot in self.all_slots()
         ]
-        for slot, payloads in told:
+        for slot, payloads in pending:
             for payload in payloads:
                 slot.emit(payload)
 

@@ -167,8 +167,8 @@ class SeedSlot(nn.Module):
 
     def apply_outcome(self, outcome: Transition) -> tuple[Payload, ...]:
         """Apply a lifecycle outcome to state and modules; return the event payloads."""
-        told = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
-        payloads = tuple(payload for payload in told if payload is not None)
+        narrated = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
+        payloads = tuple(payload for payload in narrated if payload is not None)
         for effect in outcome.effects:
             match effect:
                 case ModuleDropped():

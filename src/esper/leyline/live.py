@@ -1,7 +1,7 @@
 """The live protocol: what travels over the websocket beside the events themselves.
 
 The server sends `Hello` first, then frames. A text frame holds one JSON object per line: an event
-as it stands in `events.jsonl` (it has `event_type`), or one of the messages below (it has `type`).
+as it is in `events.jsonl` (it has `event_type`), or one of the messages below (it has `type`).
 The client may send one `Subscription`; without one it gets every event that follows the hello.
 A subscription is answered by a second hello. What follows that one obeys the subscription; events
 that were on their way before it are sent again, so a client that subscribes ignores what comes

@@ -1,4 +1,4 @@
-"""Named random streams: every random choice of a run has a seed of its own, derived here."""
+"""Named random streams: every random choice of a run has its own seed, derived here."""
 
 import hashlib
 from enum import StrEnum
@@ -22,7 +22,7 @@ class StreamPurpose(StrEnum):
     """Order of the minibatches of a PPO update."""
     SHAPLEY = "shapley"
     SYNTHETIC = "synthetic"
-    """Data made up where no real data are."""
+    """Synthetic data where there are no real data."""
 
 
 def stream_seed(

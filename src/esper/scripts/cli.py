@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from esper.leyline.errors import EsperError, ExitCode, InterruptedRunError
 from esper.version import __version__
 
-__all__ = ["Command", "add_version", "run_command", "told_when_interrupted"]
+__all__ = ["Command", "add_version", "explain_interruption", "run_command"]
 
 Command = Callable[[Namespace], int]
 
@@ -33,18 +33,18 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         return int(stop.code or 0)
     command: Command = arguments.command
     try:
-        with _told_to_end_as_by_hand():
+        with _sigterm_as_interrupt():
             code = command(arguments)
         sys.stdout.flush()
     except EsperError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        _leave_stdout_in_order()
+        _redirect_closed_stdout()
         return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reading end of the pipe was closed (`| head`), which is not a failure.
-        _leave_stdout_in_order()
+        _redirect_closed_stdout()
         return int(ExitCode.OK)
     except Exception:
         # A bug in Esper: print the traceback for the bug report.
@@ -53,7 +53,7 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
     return code
 
 
-def _leave_stdout_in_order() -> None:
+def _redirect_closed_stdout() -> None:
     """Redirect stdout to devnull if its pipe is closed, since Python flushes it again at exit."""
     try:
         sys.stdout.flush()
@@ -62,7 +62,7 @@ def _leave_stdout_in_order() -> None:
 
 
 @contextlib.contextmanager
-def told_when_interrupted(sentence: str) -> Iterator[None]:
+def explain_interruption(sentence: str) -> Iterator[None]:
     """Report `sentence` if the command is interrupted: what was saved and how to continue."""
     try:
         yield
@@ -71,7 +71,7 @@ def told_when_interrupted(sentence: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_to_end_as_by_hand() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C, so that both run the same cleanup and exit code."""
     # Signal handlers can be set from the main thread only.
     if threading.current_thread() is not threading.main_thread():

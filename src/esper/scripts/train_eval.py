@@ -6,7 +6,7 @@ from pathlib import Path
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.evaluation import EvaluationReport, MeanScore
-from esper.scripts.cli import told_when_interrupted
+from esper.scripts.cli import explain_interruption
 from esper.scripts.terminal import print_json
 
 __all__ = ["add_eval_flags", "run_eval"]
@@ -54,7 +54,7 @@ def add_eval_flags(parser: ArgumentParser) -> None:
 
 def run_eval(arguments: Namespace) -> int:
     """Evaluate a checkpoint's controller on fresh envs and the test split."""
-    with told_when_interrupted(
+    with explain_interruption(
         "evaluation interrupted; no results were saved; run the same command again to restart it"
     ):
         report = _evaluate(arguments)

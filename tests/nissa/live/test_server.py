@@ -277,7 +277,7 @@ async def test_frame_over_64_kib_is_refused(tmp_path: Path) -> None:
         assert await close_code_of(client) == 1009
 
 
-async def test_one_connection_too_many_is_told_to_try_again_later(tmp_path: Path) -> None:
+async def test_one_connection_too_many_is_asked_to_try_again_later(tmp_path: Path) -> None:
     async with served(tmp_path, max_connections=1) as (_, address):
         async with connect(f"ws://{address}/ws") as first:
             await hello_of(first)
@@ -287,7 +287,7 @@ async def test_one_connection_too_many_is_told_to_try_again_later(tmp_path: Path
             await hello_of(third)
 
 
-async def test_client_that_stops_reading_is_told_its_exact_gap(tmp_path: Path) -> None:
+async def test_client_that_stops_reading_gets_its_exact_gap(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         hub, address = await stack.enter_async_context(served(tmp_path))
         # A small receive buffer and no queue, so that not reading is felt by the server soon.

@@ -23,7 +23,7 @@ def test_path_is_taken_as_it_is() -> None:
     assert checkpoint_at("runs/policy.pt") == Path("runs/policy.pt")
 
 
-def test_unknown_policy_is_told_with_the_known_ones() -> None:
+def test_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match="known: builtin:digits_growth"):
         checkpoint_at("builtin:digit_growth")
 

@@ -276,7 +276,7 @@ def test_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         evaluate_policy(path, seeds=[1])
 
 
-def test_evaluation_stops_when_told_to(trained: TrainingResult) -> None:
+def test_evaluation_stops_when_asked_to(trained: TrainingResult) -> None:
     stop = threading.Event()
     stop.set()
 

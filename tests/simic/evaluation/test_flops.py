@@ -5,13 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from tests.builders.messages import topology_slot
 from tests.simic.training.runs import tiny_job
 from torch import nn
 from torch.nn.modules.module import _global_forward_pre_hooks
 
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
 from esper.leyline.errors import UsageError
-from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
+from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
 from esper.simic.evaluation import flops
@@ -43,19 +44,7 @@ def planted(stage: Stage, **changes: object) -> PlantedSeed:
 
 def recorded(*stages: Stage, **changes: object) -> TopologyManifestRecorded:
     """A network with one seed in each of these stages."""
-    row = TopologySlot(
-        slot_id=SLOT,
-        seed_id="s",
-        blueprint="conv_small",
-        stage="",
-        alpha=0.7,
-        alpha_target=0.7,
-        style="SIGMOID_ADD",
-        num_params=10,
-        germinated_at_step=1,
-        kept_at_step=None,
-        contribution_pp=None,
-    )
+    row = topology_slot(SLOT, blueprint="conv_small", alpha=0.7, alpha_target=0.7, num_params=10)
     rows = tuple(msgspec.structs.replace(row, stage=stage.name, **changes) for stage in stages)
     return TopologyManifestRecorded(host_params=100, total_params=100 + 10 * len(rows), slots=rows)
 

@@ -92,11 +92,6 @@ def test_bootstrap_is_the_same_for_the_same_seed_and_another_for_another() -> No
     assert bootstrap([scores], mean, seed=2, num_draws=50) != once
 
 
-def test_interval_is_above_zero_only_if_its_lower_end_is() -> None:
-    assert bootstrap([np.array([1.0, 2.0])], mean, seed=1).is_above_zero
-    assert not bootstrap([np.array([-1.0, 2.0])], mean, seed=1).is_above_zero
-
-
 def test_pareto_front_keeps_what_nothing_else_beats() -> None:
     accuracies = [30.0, 60.0, 50.0, 70.0, 70.0]
     num_params = [0.0, 100.0, 200.0, 400.0, 500.0]

@@ -51,8 +51,8 @@ def test_periodic_takes_a_seed_to_a_fossil_on_a_real_body(task: TaskSpec) -> Non
     outcomes = drive(world, PeriodicController(world.work.action_rules), 14)
     assert world.env.model.num_fossils == 1
     assert not any(outcome.outcome.veto_reason for [outcome] in outcomes)
-    told = [effect.payload for [outcome] in outcomes for effect in outcome.action_effects]
-    assert sum(isinstance(payload, SeedFossilized) for payload in told) == 1
+    reported = [effect.payload for [outcome] in outcomes for effect in outcome.action_effects]
+    assert sum(isinstance(payload, SeedFossilized) for payload in reported) == 1
 
 
 def test_the_heuristic_takes_a_seed_to_a_fossil_on_the_digits_with_everything_at_its_default() -> (
@@ -98,7 +98,7 @@ def test_equal_worlds_live_equal_lives_whatever_lives_beside_them() -> None:
 # --- Evidence ------------------------------------------------------------------------------------
 
 
-def test_evidence_tells_what_the_passes_saw() -> None:
+def test_evidence_contains_what_the_passes_measured() -> None:
     world = world_of(n_envs=2)
     grow(world.env, "r0c1", Stage.HOLDING)
     evidence = world.look()[0]
@@ -125,7 +125,7 @@ def test_seeds_learn_what_the_pass_measured_of_them() -> None:
     assert held.contribution_pp == seed.contribution_pp
     assert held.steps_since_contribution == 0
     assert held.current_accuracy_pct == evidence.signals.val_accuracy_pct
-    # The fossil and the incubating seed still have what `grow` told them.
+    # The fossil and the incubating seed still have what `grow` recorded.
     assert fossil.contribution_pp == incubating.contribution_pp == 2.0
     assert held.gradient is not None
     assert incubating.gradient is not None

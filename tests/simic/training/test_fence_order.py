@@ -20,7 +20,7 @@ from esper.tolaria.worker import Worker
 
 WAIT = ActionSpec(slot_id=SLOTS[0])
 ELSEWHERE = torch.device("cpu", 0)
-"""Another device than plain "cpu" as far as iterators can tell."""
+"""Another device than plain "cpu" as far as iterators can see."""
 
 TRANSFERS = [
     "feeder: transfer",  # env 0, inputs

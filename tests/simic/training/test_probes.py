@@ -28,16 +28,16 @@ def test_observations_are_summed_up_group_by_group() -> None:
     seen[1, 23], seen[1, 24], seen[1, 25] = 4.0, math.nan, math.inf
     learner.last_observation = seen
 
-    told = probes(learner).observation_stats()
+    reported = probes(learner).observation_stats()
 
-    assert told.host_mean == pytest.approx(10.0 / 13)
-    assert told.host_std == pytest.approx(math.sqrt(100 / 13 - (10 / 13) ** 2))
-    assert told.context_mean == pytest.approx(9.5 / 20)
-    assert told.outlier_fraction == pytest.approx(5 / (2 * size))
-    assert told.near_clip_fraction == pytest.approx(4 / (2 * size))
-    assert told.clip_fraction == pytest.approx(3 / (2 * size))
-    assert (told.nan_count, told.inf_count) == (1, 1)
-    assert told.normalization_drift == 0.0
+    assert reported.host_mean == pytest.approx(10.0 / 13)
+    assert reported.host_std == pytest.approx(math.sqrt(100 / 13 - (10 / 13) ** 2))
+    assert reported.context_mean == pytest.approx(9.5 / 20)
+    assert reported.outlier_fraction == pytest.approx(5 / (2 * size))
+    assert reported.near_clip_fraction == pytest.approx(4 / (2 * size))
+    assert reported.clip_fraction == pytest.approx(3 / (2 * size))
+    assert (reported.nan_count, reported.inf_count) == (1, 1)
+    assert reported.normalization_drift == 0.0
 
 
 def test_drift_is_how_far_the_normaliser_has_moved_from_where_it_began() -> None:

@@ -73,7 +73,7 @@ def comparison_page(report: ComparisonReport) -> str:
     learning = report.learning
     plots = [*comparison_plots(report), *(learning_plots(learning) if learning else ())]
     # Escaped, so that a user-chosen name cannot close the script element that contains it.
-    told = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
+    encoded = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
     title = f"Comparison on {escape(report.task)}"
     front = f"Arms ({FRONT_MARK} on the Pareto front of accuracy against parameters)"
     costs = "Growth and cost: means per env, wall-clock time per run"
@@ -89,7 +89,7 @@ def comparison_page(report: ComparisonReport) -> str:
         "<h2>Accuracy against parameters</h2><p>Stars are on the Pareto front; bars are 95 % "
         'intervals.</p><div class="plot" id="front"></div>'
         f"{_learning_section(learning, plots) if learning else ''}"
-        f'<script type="application/json" id="plots">{told}</script>'
+        f'<script type="application/json" id="plots">{encoded}</script>'
         f"<script>{_plotly()}</script><script>{_SCRIPT}</script></body></html>\n"
     )
 

@@ -137,7 +137,7 @@ def _policy_alarm_text(data: Payload) -> str | None:
 
 
 def plain_text(data: Payload) -> str:
-    """List the first string and integer fields of a payload that has no text of its own."""
+    """List the first string and integer fields of a payload without a specific text."""
     fields: Mapping[str, object] = msgspec.structs.asdict(data)
     shown = [f"{name} {value}" for name, value in fields.items() if isinstance(value, str | int)]
     return ", ".join(shown[:4])

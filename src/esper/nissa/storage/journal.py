@@ -239,7 +239,7 @@ def _plan_cut(path: Path, last_seq: int) -> _Cut:
         # An incomplete line after whole_end is not an event and is not saved.
         rest = Block(first_seq, scan.next_seq - first_seq, file.read(scan.whole_end - start))
     redone = rest.from_seq(last_seq + 1).data
-    # `last_seq` may lie within a block; the kept part of it then gets a record of its own.
+    # `last_seq` may lie within a block; the kept part of it then gets its own record.
     num_kept = last_seq + 1 - first_seq
     kept = Block(first_seq, num_kept, rest.data[: len(rest.data) - len(redone)])
     if num_kept:

@@ -146,14 +146,14 @@ def _measure(grown: EvaluationRound, env_id: int, meter: FlopMeter) -> EpisodeMe
     seen = [env for step in grown.steps if (env := step.envs[env_id]) is not None]
     tests = [test for step in grown.tested if (test := step[env_id]) is not None]
     curve = tuple(test.accuracy_pct for test in tests)
-    liked = max(range(len(seen)), key=lambda step: seen[step].signals.val_accuracy_pct)
+    best_step = max(range(len(seen)), key=lambda step: seen[step].signals.val_accuracy_pct)
     episode, last = grown.episodes[env_id], seen[-1]
     contributions = _fossil_contributions(last)
     return EpisodeMeasure(
         env_id=env_id,
         curve_pct=curve,
         final_pct=curve[-1],
-        best_pct=curve[liked],
+        best_pct=curve[best_step],
         mean_pct=fmean(curve),
         num_params_added=last.total_params - last.host_params,
         train_flops=round(sum(env.train_samples * meter.per_target(env.reports) for env in seen)),

@@ -24,7 +24,7 @@ from esper.tolaria.supervisor import supervise
 __all__ = ["GrownNetwork", "EvaluationRound", "evaluate_round"]
 
 ROUND_INDEX: Final = 0
-"""Every seed is a run of its own, of one round."""
+"""Every seed is a separate run of one round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,7 +88,7 @@ class Reporter:
         await self.hub.room()
         self.hub.publish(drafts)
 
-    async def tell(self, payload: Payload) -> None:
+    async def emit(self, payload: Payload) -> None:
         """Publish one run-level event."""
         await self.publish([Draft(payload)])
 

@@ -65,7 +65,7 @@ class RunJobOptions(TypedDict, total=False):
 
 
 def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> TrainingResult:
-    """Run a checked job, put together from `parts`, to its end on an event loop of its own."""
+    """Run a checked job, put together from `parts`, to its end on its own event loop."""
     resumed = options.get("resumed")
     stop = StopFlag(options.get("shutdown_event"))
     monitors = [*_monitors_for(job, options.get("watch")), *options.get("monitors", ())]
@@ -125,7 +125,7 @@ async def _run(
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
-    # Set here, as a loop on a thread of its own knows nothing of the caller's hub.
+    # Set here, because a loop on another thread does not inherit the caller's hub.
     with use_hub(hub):
         return await _run_trainer(setup, hub, engine, monitors, ready_event)
 

@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -19,8 +19,6 @@ from esper.leyline.errors import (
 )
 from esper.leyline.messages import EnvFailure, StepEvidence, StepOutcome
 from esper.leyline.payloads import (
-    LayerGradient,
-    ObservationStats,
     Payload,
     PPOUpdateCompleted,
     RunFinished,
@@ -39,27 +37,15 @@ from esper.simic.telemetry.traces import StepTracer
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import RoundResult
+from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter, RoundFigures
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread, StepResult, run_step
 from esper.tolaria.engine import Engine
 
-__all__ = ["Probes", "VectorizedPPOTrainer"]
+__all__ = ["VectorizedPPOTrainer"]
 
 T = TypeVar("T")
-
-
-class Probes(Protocol):
-    """Diagnostics of the running system."""
-
-    def layer_gradients(self) -> tuple[LayerGradient, ...]:
-        """Return the policy's gradients layer by layer."""
-
-    def observation_stats(self) -> ObservationStats | None:
-        """Return statistics of the policy's last observations."""
-
-    def unstable(self, update: PPOUpdateCompleted) -> tuple[str, ...]:
-        """Return the names of an update's metrics that are not finite."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -71,7 +57,7 @@ class VectorizedPPOTrainer:
     schedule: Schedule
     reporter: Reporter
     checkpointer: Checkpointer
-    probes: Probes
+    probes: RunProbes
     tracer: StepTracer
     state: RunState
     _round_started_s: float = 0.0
@@ -99,12 +85,12 @@ class VectorizedPPOTrainer:
         """Emit the first event and save the initial checkpoint, unless the run is resumed."""
         await self.tracer.start()
         if self.checkpointer.resumed is None:
-            await self.reporter.tell(started)
+            await self.reporter.emit(started)
             await self.save(is_best=False)
             return
         announcement = self.checkpointer.announce_again()
         if announcement is not None:
-            await self.reporter.tell(announcement)
+            await self.reporter.emit(announcement)
 
     async def begin_round(self, round_index: int) -> None:
         """Build the round's envs; failures to build are reported with the first step."""
@@ -191,7 +177,7 @@ class VectorizedPPOTrainer:
     async def save(self, *, is_best: bool) -> None:
         """Flush the log, write a checkpoint that refers to it, and announce the checkpoint."""
         saved = await self.control.run(self.checkpointer.save, self.state, is_best=is_best)
-        await self.reporter.tell(saved)
+        await self.reporter.emit(saved)
 
     async def end(self, status: str, reason: str | None, began_s: float) -> None:
         """Save the last finished round and emit RUN_FINISHED, even if the run was cancelled.
@@ -212,7 +198,7 @@ class VectorizedPPOTrainer:
         with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
             await self.tracer.stop()
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
-            await self.reporter.tell(finished)
+            await self.reporter.emit(finished)
 
     async def _ask(self, event_type: EventType, probe: Callable[[], T]) -> T | None:
         """Run a diagnostic on the control thread if its event would be emitted."""

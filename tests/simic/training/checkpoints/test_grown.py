@@ -142,10 +142,10 @@ def test_host_of_somebodys_own_making_is_built_by_their_task(
 
 
 def _no_data(*_: object) -> Any:
-    raise AssertionError("nobody asked for data")
+    raise AssertionError("data must not be loaded")
 
 
-def test_host_that_nobody_here_can_build_is_refused_with_its_task(
+def test_host_that_cannot_be_built_here_is_refused_with_its_task(
     registry: TaskRegistry, tmp_path: Path
 ) -> None:
     model = model_in((), CNN, Style.SIGMOID_ADD)

@@ -103,7 +103,7 @@ def grown_digest(run_dir: Path) -> str:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody interrupted."""
+    """The uninterrupted run."""
     return tiny_run(tmp_path_factory.mktemp("whole"), n_episodes=ROUNDS).run_dir
 
 
@@ -111,7 +111,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def untimed_state(run_dir: Path) -> RunState:
     """Return what the last checkpoint knows of its run, except how long rounds took."""
     state = load_run(last_checkpoint(run_dir)).state
-    history = tuple(msgspec.structs.replace(told, duration_s=0.0) for told in state.history)
+    history = tuple(msgspec.structs.replace(reported, duration_s=0.0) for reported in state.history)
     return msgspec.structs.replace(state, duration_s=0.0, history=history)
 
 
@@ -171,7 +171,7 @@ def test_resumed_run_may_be_given_more_rounds(whole_run: Path, tmp_path: Path) -
     resume(run_dir, n_episodes=ROUNDS)
 
     longer = tiny_run(tmp_path / "at_once", n_episodes=ROUNDS, total_train_steps=ROUNDS).run_dir
-    # The first line tells how many rounds were asked for at first.
+    # The first line has the number of rounds that was requested at first.
     assert lines_of(run_dir)[1:] == lines_of(longer)[1:]
     assert weights_digest(last_checkpoint(run_dir)) == weights_digest(last_checkpoint(longer))
 
@@ -237,7 +237,7 @@ def test_run_that_met_a_full_disk_goes_on_from_the_checkpoint_before(
     assert lines_of(run_dir) == lines_of(whole_run)
 
 
-def test_run_resumed_amid_an_escalation_goes_on_telling_more(
+def test_run_resumed_amid_an_escalation_stays_escalated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A learning rate that breaks the policy raises alarms at the end of the first round.

@@ -27,7 +27,7 @@ __all__ = ["build_control", "build_watchdog", "started_event"]
 
 
 def build_control(setup: RunSetup) -> Control:
-    """Build what stands between a run's envs and its controller."""
+    """Build the control of a run, which connects its envs with its controller."""
     config = setup.job.training
     return Control(
         controller=setup.controller,
@@ -68,7 +68,7 @@ def _threads_of(engine: WorkerEngine, lane: Lane) -> tuple[Lane, ...]:
 
 
 def started_event(setup: RunSetup) -> TrainingStarted:
-    """Return what a run says of itself when it begins."""
+    """Return the TRAINING_STARTED event of a run."""
     config, run = setup.job.training, setup.job.run
     dtype = amp_dtype(setup.worker)
     return TrainingStarted(

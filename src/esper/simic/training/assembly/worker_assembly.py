@@ -102,7 +102,7 @@ def _autocast_of(setup: WorkerSetup) -> Autocast:
 
 @contextmanager
 def _autocast(parts: RunParts, device_types: Sequence[str], dtype: torch.dtype) -> Iterator[None]:
-    """Enter autocast for every kind of device that hosts live on; it heeds none but its own."""
+    """Enter autocast for each device type of the hosts, as each instance affects only one."""
     with ExitStack() as stack:
         for device_type in device_types:
             stack.enter_context(parts.autocast(device_type, dtype=dtype))

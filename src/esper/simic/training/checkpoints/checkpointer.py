@@ -69,7 +69,7 @@ class LoadedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Held:
+class _Staged:
     """An encoded checkpoint that is not due yet."""
 
     data: bytes
@@ -96,7 +96,7 @@ class Checkpointer:
     """Rank rounds and networks by lowest loss (language models) instead of highest accuracy."""
     resumed: LoadedRun | None
     grown: GrownWriter
-    _held: _Held | None = None
+    _staged: _Staged | None = None
 
     def is_due(self, rounds_completed: int, num_rounds: int) -> bool:
         """Return whether this round ends with a checkpoint; the last one always does."""
@@ -119,7 +119,7 @@ class Checkpointer:
         header = self._header(state, is_best=is_best, is_announced=True)
         self.hub.flush()
         saved = self.store.save(self._encoded(header), state.rounds_completed, is_best=is_best)
-        self._held = None
+        self._staged = None
         return _announcement(header, saved)
 
     def stage(self, state: RunState, *, is_best: bool) -> None:
@@ -132,21 +132,21 @@ class Checkpointer:
         if is_best:
             self.hub.flush()
             self.store.save_best(data)
-        self._held = _Held(
+        self._staged = _Staged(
             data=data, rounds_completed=state.rounds_completed, log_seq=header.log_seq
         )
 
     def commit_staged(self) -> None:
         """Write the staged checkpoint, if any, provided that its log is on disk."""
-        held, self._held = self._held, None
-        if held is None:
+        staged, self._staged = self._staged, None
+        if staged is None:
             return
         try:
             self.hub.flush()
         except TelemetryLostError as error:
-            if error.last_seq is None or error.last_seq < held.log_seq:
+            if error.last_seq is None or error.last_seq < staged.log_seq:
                 raise
-        self.store.save(held.data, held.rounds_completed, is_best=False)
+        self.store.save(staged.data, staged.rounds_completed, is_best=False)
 
     def announce_again(self) -> CheckpointSaved | None:
         """Return the CHECKPOINT_SAVED event of the resumed checkpoint, or None if it had none."""
