@@ -21,6 +21,7 @@ from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
 from esper.simic.evaluation.flops import FlopMeter
+from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.worker_assembly import env_context
@@ -64,19 +65,22 @@ def run_arm(
     policy = arm.policies[stratum] if arm.policies else None
     _check_slots(job, policy)
     its_job = msgspec.structs.replace(job, training=training)
-    setup = prepare_run(its_job, arm.command, policy, stop, parts=RunParts(), dataset=dataset)
-    if isinstance(setup.controller, PolicyController):
-        setup.controller.is_greedy = greedy
-        # The comparison may have another number of envs or steps than the policy's training.
-        setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
-    topologies, context = _topologies(arm, model), env_context(setup.worker)
-    _check_topologies(setup, arm, topologies, build_model(context, 0, 0).num_host_params)
-    start = time.perf_counter()
-    grown = run_event_loop(
-        partial(evaluate_round, setup, topologies=topologies, is_tested_each_step=True), stop
-    )
-    wall_s = time.perf_counter() - start
-    envs = _measures(grown, FlopMeter(context=context, sample=_sample(setup)))
+    with deterministic_gpu_math(training):
+        setup = prepare_run(its_job, arm.command, policy, stop, parts=RunParts(), dataset=dataset)
+        if isinstance(setup.controller, PolicyController):
+            setup.controller.is_greedy = greedy
+            # The comparison may have another number of envs or steps than the policy's training.
+            setup.controller.agent.fit_rollout(
+                num_envs=training.n_envs, num_steps=training.max_epochs
+            )
+        topologies, context = _topologies(arm, model), env_context(setup.worker)
+        _check_topologies(setup, arm, topologies, build_model(context, 0, 0).num_host_params)
+        start = time.perf_counter()
+        grown = run_event_loop(
+            partial(evaluate_round, setup, topologies=topologies, is_tested_each_step=True), stop
+        )
+        wall_s = time.perf_counter() - start
+        envs = _measures(grown, FlopMeter(context=context, sample=_sample(setup)))
     return ArmRun(
         arm=arm.name,
         stratum=stratum,

@@ -20,6 +20,7 @@ from esper.leyline.jobs import merge_job
 from esper.leyline.reports import EpisodeStatus
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.evaluation_round import EvaluationRound, GrownNetwork, evaluate_round
+from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
@@ -107,7 +108,7 @@ def evaluate_controller(
     """
     _check(job, command, seeds, greedy=greedy)
     stop = StopFlag(shutdown_event)
-    with one_thread_per_worker():
+    with one_thread_per_worker(), deterministic_gpu_math(job.training):
         warm_up_math()
         rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy)
     if save_model is not None:

@@ -39,7 +39,8 @@ def open_run_directory(setup: RunSetup) -> tuple[Path, CheckpointLoaded | None]:
         setup.job,
         command=setup.command,
         machine_kind=machine_kind(
-            setup.device, compile_mode_for(setup.job.training.compile_mode, setup.device)
+            (setup.device, *setup.worker.devices),
+            compile_mode_for(setup.job.training.compile_mode, setup.device),
         ),
         data_source=setup.worker.dataset.origin.value,
     )

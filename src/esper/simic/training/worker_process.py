@@ -27,6 +27,7 @@ from esper.leyline.workers import (
     WorkerSpec,
 )
 from esper.runtime.batches import Batch
+from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
     return_free_memory,
@@ -67,14 +68,16 @@ def serve(descriptors: Sequence[int]) -> int:
     share_one_heap()
     with one_thread_per_worker():
         warm_up_math()
-        _serve(wire, _SPEC_DECODER.decode(data), pulse)
+        spec = _SPEC_DECODER.decode(data)
+        with deterministic_gpu_math(spec.job.training):
+            _serve(wire, spec, pulse)
     return ExitCode.OK
 
 
 def _serve(wire: Wire, spec: WorkerSpec, pulse_descriptor: int) -> None:
     stop = StopFlag()
     try:
-        setup = prepare_worker(spec.job, stop, parts=RunParts())
+        setup = prepare_worker(spec.job, stop, parts=RunParts(), env_ids=spec.env_ids)
         worker = build_worker(
             setup,
             spec.env_ids,
