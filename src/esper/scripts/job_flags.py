@@ -98,6 +98,7 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         _many("--devices", "training.devices", "devices of the envs, assigned round-robin"),
         _switch("--amp", "training.amp", "train hosts with automatic mixed precision"),
         _flag("--amp-dtype", "training.amp_dtype", "dtype for --amp"),
+        _switch("--tf32", "training.tf32", "multiply float32 matrices on a GPU in TF32"),
         _flag("--compile-mode", "training.compile_mode", "torch.compile mode of the policy"),
         _flag("--engine", "run.engine", "what the envs live in; auto takes the fastest"),
         _flag("--workers", "run.workers", "processes or Ray actors that the envs live in", int),

@@ -14,11 +14,12 @@ from esper.nissa.storage.run_directory import (
     traces_directory,
 )
 from esper.simic.training.assembly.control_assembly import (
-    build_control,
     build_watchdog,
+    start_control,
     started_event,
 )
 from esper.simic.training.assembly.engines import build_engine
+from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
     return_free_memory,
@@ -34,7 +35,6 @@ from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.run_opening import command_for, open_run_directory
 from esper.simic.training.run_result import TrainingResult
-from esper.simic.training.step import ControlThread
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals, supervise
@@ -69,7 +69,7 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
     stop = StopFlag(options.get("shutdown_event"))
     monitors = [*_monitors_for(job, options.get("watch")), *options.get("monitors", ())]
     share_one_heap()
-    with one_thread_per_worker(), stop_signals(stop):
+    with one_thread_per_worker(), deterministic_gpu_math(job.training), stop_signals(stop):
         warm_up_math()
         setup = prepare_run(
             job, command_for(job, options.get("command"), resumed), resumed, stop, parts=parts
@@ -136,7 +136,7 @@ async def _run_trainer(
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
-    control = ControlThread(build_control(setup))
+    control = await start_control(setup)
     trainer = build_trainer(setup, hub, engine, control)
     watchdog = build_watchdog(setup, engine, control, hub.emit, "operational.jsonl")
     if ready_event is not None:

@@ -45,7 +45,8 @@ def open_run_directory(setup: RunSetup) -> OpenedRun:
         setup.job,
         command=setup.command,
         machine_kind=machine_kind(
-            setup.device, compile_mode_for(setup.job.training.compile_mode, setup.device)
+            (setup.device, *setup.worker.devices),
+            compile_mode_for(setup.job.training.compile_mode, setup.device),
         ),
         data_source=setup.worker.dataset.origin.value,
     )

@@ -3,6 +3,8 @@
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any
 
 from esper.leyline.errors import EsperError, InterruptedRunError, UnreadableMessageError
 from esper.leyline.workers import (
@@ -21,6 +23,7 @@ from esper.leyline.workers import (
     decode_from_driver,
     decode_spec,
 )
+from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import return_free_memory
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_assembly import build_worker
@@ -36,10 +39,14 @@ __all__ = ["WorkerService", "error_from", "start_service"]
 class WorkerService:
     """Carries out what the driver's messages ask for."""
 
-    def __init__(self, worker: Worker[Any, Any], pulse: Pulse, stop: StopFlag) -> None:
+    def __init__(
+        self, worker: Worker[Any, Any], pulse: Pulse, stop: StopFlag, settings: ExitStack
+    ) -> None:
         self._worker = worker
         self._pulse = pulse
         self._stop = stop
+        # Settings of torch that hold as long as the worker: the process has no other task.
+        self._settings = settings
         self._num_requests = 0
 
     def receive(self, data: bytes) -> "Future[WorkerMessage] | None":
@@ -91,9 +98,10 @@ def start_service(
         data: the specification.
         pulse_for: returns the memory for the heartbeats of some number of lanes.
     """
-    spec, stop = decode_spec(data), StopFlag()
+    spec, stop, settings = decode_spec(data), StopFlag(), ExitStack()
+    settings.enter_context(deterministic_gpu_math(spec.job.training))
     try:
-        setup = prepare_worker(spec.job, stop, parts=RunParts())
+        setup = prepare_worker(spec.job, stop, parts=RunParts(), env_ids=spec.env_ids)
         pulse = pulse_for(spec.lanes)
         worker = build_worker(
             setup, spec.env_ids, lanes=spec.lanes, topologies=spec.topologies, pulse=pulse
@@ -102,7 +110,7 @@ def start_service(
     except EsperError as error:
         return WorkerRefused(message=str(error), exit_code=int(error.exit_code)), None
     return_free_memory()
-    return WorkerReady(identity=identity), WorkerService(worker, pulse, stop)
+    return WorkerReady(identity=identity), WorkerService(worker, pulse, stop, settings)
 
 
 def error_from(error: BaseException) -> WorkerError:
