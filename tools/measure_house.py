@@ -101,6 +101,30 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "tolaria/process_port.py": "tests/simic/training/test_worker_process.py",
     "tolaria/stopping.py": "tests/tolaria/test_lanes.py",
     "tolaria/worker.py": "tests/tolaria/test_engine.py",
+    "karn/web/run_server.py": "tests/karn/web/test_server_process.py",
+    "karn/web/server_child.py": "tests/karn/web/test_server_process.py",
+    "kasmina/slot_operations.py": "tests/kasmina/test_slot.py",
+    "leyline/probes.py": "tests/simic/probes/test_growth.py",
+    "leyline/stop_signals.py": "tests/tolaria/test_supervisor.py",
+    "nissa/bus/event_filter.py": "tests/nissa/bus/test_subscribers.py",
+    "nissa/bus/log_reader.py": "tests/nissa/bus/test_block_index.py",
+    "nissa/live/address.py": "tests/nissa/live/test_server.py",
+    "nissa/live/app.py": "tests/nissa/live/test_server.py",
+    "nissa/live/budget.py": "tests/reliability/test_visitors.py",
+    "nissa/live/guard.py": "tests/reliability/test_visitors.py",
+    "nissa/live/protocols.py": "tests/reliability/test_visitors.py",
+    "nissa/live/visitors.py": "tests/reliability/test_visitors.py",
+    "scripts/commands.py": "tests/reliability/test_startup.py",
+    "scripts/startup.py": "tests/reliability/test_startup.py",
+    "simic/training/checkpoints/log_agreement.py": (
+        "tests/simic/training/checkpoints/test_resuming.py"
+    ),
+    "simic/training/env_episode.py": "tests/simic/training/test_parallel_env_state.py",
+    "simic/training/pass_evidence.py": "tests/simic/training/test_env_work.py",
+    "simic/training/worker_service.py": "tests/simic/training/test_worker_process.py",
+    "tolaria/ray_cluster.py": "tests/simic/training/test_ray_worker.py",
+    "tolaria/ray_port.py": "tests/simic/training/test_ray_worker.py",
+    "tolaria/replies.py": "tests/tolaria/test_process_port.py",
 }
 """Modules, below `src/esper`, that are tested together with what uses them."""
 

@@ -19,6 +19,7 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvTestResult,
+    MemoryStats,
     StepDecision,
 )
 from esper.leyline.payloads import TopologyManifestRecorded
@@ -33,7 +34,6 @@ __all__ = [
     "Build",
     "Command",
     "DriverMessage",
-    "MemoryStats",
     "Quarantine",
     "Release",
     "Reply",
@@ -171,22 +171,6 @@ Command: TypeAlias = Build | Train | Validate | Apply | Test | Snapshot | Quaran
 
 
 # Replies.
-
-
-class MemoryStats(_Message, frozen=True, kw_only=True):
-    """Memory statistics of a device's allocator."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-    free_bytes: int
-    total_bytes: int
-    num_retries: int
-    num_ooms: int
-
-    @property
-    def used_fraction(self) -> float:
-        """Return the fraction of the device memory in use, by any process."""
-        return 1 - self.free_bytes / self.total_bytes
 
 
 class WorkerCosts(_Message, frozen=True, kw_only=True):

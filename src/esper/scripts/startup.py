@@ -8,26 +8,10 @@ import atexit
 import os
 import sys
 
-__all__ = ["end_process", "prepare_process", "telemetry", "train"]
+__all__ = ["end_process", "prepare_process"]
 
 _INTERRUPTED = 130
 """`ExitCode.INTERRUPTED`, which would have to be imported."""
-
-
-def train() -> int:
-    """Run `esper-train` as a command."""
-    prepare_process()
-    from esper.scripts.train import main  # takes a moment, in which a signal may arrive
-
-    return end_process(main())
-
-
-def telemetry() -> int:
-    """Run `esper-telemetry` as a command."""
-    prepare_process()
-    from esper.scripts.telemetry import main  # takes a moment, in which a signal may arrive
-
-    return end_process(main())
 
 
 def prepare_process() -> None:

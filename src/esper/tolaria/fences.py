@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.leyline.workers import MemoryStats
+from esper.leyline.messages import MemoryStats
 
 __all__ = [
     "CpuFence",

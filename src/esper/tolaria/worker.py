@@ -20,6 +20,7 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvTestResult,
+    MemoryStats,
     Phase,
     StepDecision,
 )
@@ -27,7 +28,6 @@ from esper.leyline.workers import (
     Apply,
     Build,
     Command,
-    MemoryStats,
     Quarantine,
     Release,
     Reply,

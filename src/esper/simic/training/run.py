@@ -9,10 +9,7 @@ from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
 from esper.leyline.config import Job
 from esper.leyline.errors import TelemetryLostError
 from esper.nissa.bus.hub import TelemetryHub, use_hub
-from esper.nissa.storage.run_directory import (
-    read_manifest,
-    traces_directory,
-)
+from esper.nissa.storage.run_directory import traces_directory
 from esper.simic.training.assembly.control_assembly import (
     build_watchdog,
     start_control,
@@ -30,10 +27,9 @@ from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.trainer_assembly import build_trainer
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
-from esper.simic.training.checkpoints.resuming import OpenedRun
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.event_loop import run_event_loop
-from esper.simic.training.run_opening import command_for, open_run_directory
+from esper.simic.training.run_opening import command_for, open_hub, open_run_directory
 from esper.simic.training.run_result import TrainingResult
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
@@ -78,7 +74,7 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         # Before anything is written: workers may turn out not to fit this run.
         with closing(build_engine(setup.worker)) as engine:
             opened = open_run_directory(setup)
-            with _open_hub(opened, job) as hub:
+            with open_hub(opened, job) as hub:
                 engine.report_restarts_to(hub.emit)
                 if opened.event is not None:
                     hub.emit(opened.event)
@@ -93,18 +89,6 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         run_dir=opened.run_dir,
         traces_dir=traces_directory(opened.run_dir, job.run.profiler),
         data_note=setup.worker.dataset.note,
-    )
-
-
-def _open_hub(opened: OpenedRun, job: Job) -> TelemetryHub:
-    return TelemetryHub(
-        opened.run_dir,
-        run_id=read_manifest(opened.run_dir).run_id,
-        group=job.training.group_id,
-        config=job.training.telemetry,
-        fsync=job.run.fsync,
-        fsync_interval_s=job.run.fsync_interval_ms / 1000,
-        claim=opened.claim,
     )
 
 
