@@ -25,8 +25,8 @@ MODULES = {
     "L8": ("fuzz",),
     "L9": ("siege",),
     "L10": ("endurance",),
-    "L13": ("visiting",),
     "L11": ("startup",),
+    "L13": ("visiting",),
     "L14": ("tampering",),
 }
 LONG = ("L10", "L6")
