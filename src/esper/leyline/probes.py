@@ -177,7 +177,8 @@ _MEMORY: Final = Probe(
         **_LEARNER,
         **_FOSSIL_ACCURACY,
         "max_epochs": 33,
-        "n_episodes": 120,
+        "n_episodes": 40,
+        "entropy_anneal_episodes": 64 * 32,
         "lifecycle": _lifecycle(min_training_steps=26, min_prune_age_steps=30),
     },
 )
