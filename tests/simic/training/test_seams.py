@@ -85,9 +85,9 @@ def test_replacing_the_agent_changes_who_decides_and_who_is_loaded(
 
     class Noting(PPOAgent):
         @classmethod
-        def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> PPOAgent:
+        def load(cls, path: Path | str, **options: Any) -> PPOAgent:
             loaded.append(Path(path))
-            return super().load(path, device=device)
+            return super().load(path, **options)
 
     monkeypatch.setattr(vectorized, "PPOAgent", Noting)
     assert isinstance(short_run(tmp_path).agent, Noting)
