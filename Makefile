@@ -1,4 +1,4 @@
-# Verbs of the house. Each one sets up what it needs; nothing has to be activated.
+# Each target sets up what it needs; no environment has to be activated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,14 +24,14 @@ run: setup  ## Train a policy on the digits that ship with Esper, for a few minu
 test: setup  ## Every test; those of one file share what it has set up.
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
-check: setup  ## Style, types and the rules of the house.
+check: setup  ## Style, types and the project's conventions.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tools.lint_device_sync
 	$(BIN)/python -m pytest -q tests/meta tests/test_import_isolation.py
 
-measure: setup  ## Imports, sizes, cycles, the ways of a decision and an event; fails beyond a limit.
+measure: setup  ## Imports, sizes, cycles, call paths of a decision and an event; fails beyond a limit.
 	$(BIN)/python -m tools.measure_house
 
 floors: setup  ## Try the lowest versions that pyproject.toml allows, in a scratch environment.

@@ -18,8 +18,10 @@ from esper.leyline.live import CloseCode
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Draft, Event, EventScope, decode_event
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -90,7 +92,7 @@ async def test_the_session_of_the_live_protocol_is_what_a_server_says(tmp_path: 
     app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
-            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
             async with connect(f"ws://{address}/ws") as client:
                 for line in lines:
                     if line.startswith("> "):

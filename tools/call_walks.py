@@ -1,4 +1,4 @@
-"""Measure the way of a call through a package: the functions on the stack, across threads.
+"""Measure the path of a call through a package: the functions on the stack, across threads.
 
 A leg is the part of one thread's stack from a start function down to an end function, both
 included. A walk that changes threads is several legs. A function that is called on the way and has
@@ -61,7 +61,7 @@ def record_stacks(run: Callable[[], object], *, package: str, ends: Iterable[str
 
 
 def longest(stacks: Iterable[Stack], leg: Leg) -> Stack:
-    """Return the longest way from a leg's start to its end."""
+    """Return the longest path from a leg's start to its end."""
     ways = [_part_of(stack, leg) for stack in stacks if str(stack[-1]) == leg.end]
     found = [way for way in ways if way]
     if not found:
@@ -70,7 +70,7 @@ def longest(stacks: Iterable[Stack], leg: Leg) -> Stack:
 
 
 def modules_of(ways: Iterable[Sequence[Call]]) -> list[str]:
-    """Return the distinct modules of several ways, in the order in which they are entered."""
+    """Return the distinct modules of several paths, in the order in which they are entered."""
     return list(dict.fromkeys(call.module for way in ways for call in way))
 
 

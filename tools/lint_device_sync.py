@@ -67,7 +67,7 @@ def _walk(node: ast.AST, path: Path, function: str) -> Iterator[Offence]:
             if not child.name.lstrip("_").startswith(ALLOWED_PREFIX):
                 yield from _walk(child, path, child.name)
             continue
-        # A reference waits as soon as somebody calls it, as in map(Tensor.item, losses).
+        # A reference waits as soon as it is called, as in map(Tensor.item, losses).
         if isinstance(child, ast.Attribute) and child.attr in WAITING and not _is_module(child):
             yield Offence(path, child.lineno, child.attr, function)
         yield from _walk(child, path, function)

@@ -1,4 +1,4 @@
-"""Measure the source against the limits that the house has set itself.
+"""Measure the source against the limits of the project.
 
 Usage: python -m tools.measure_house
 
@@ -18,7 +18,7 @@ Prints each figure beside its limit, and what exceeds it; exits with 1 if a limi
 - Tests: modules with code to run, and neither `tests/<package>/test_<module>.py` nor a row in
   `TESTED_BY`.
 
-The two ways are taken from the stacks of a real tiny run; see `tools/call_walks.py`.
+The two call paths are taken from the stacks of a real tiny run; see `tools/call_walks.py`.
 """
 
 import ast
@@ -51,7 +51,7 @@ NUM_SHOWN: Final = 5
 _TRAINER: Final = "esper.simic.training.vectorized_trainer:VectorizedPPOTrainer"
 _WORK: Final = "esper.tolaria.lanes:Lane._work"
 _DECIDE: Final = "esper.simic.training.control:Control.decide"
-_APPLY: Final = "esper.tolaria.engine:EnvGroup.apply"
+_APPLY: Final = "esper.tolaria.worker:EnvGroup.apply"
 
 DECISION: Final = (
     Leg(_DECIDE, "esper.simic.training.policy_controller:PolicyController.choose"),
@@ -60,7 +60,7 @@ DECISION: Final = (
 CARRIERS: Final = (
     Leg(f"{_TRAINER}.run", "esper.simic.training.step:ControlThread.decide"),
     Leg(_WORK, _DECIDE),
-    Leg(f"{_TRAINER}.run", "esper.tolaria.engine:LaneEngine.apply"),
+    Leg(f"{_TRAINER}.run", "esper.tolaria.engine:WorkerEngine.apply"),
     Leg(_WORK, _APPLY),
 )
 EVENT: Final = (
@@ -74,32 +74,44 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "kasmina/blueprints/cnn.py": "tests/kasmina/blueprints/test_registry.py",
     "kasmina/blueprints/seed.py": "tests/kasmina/blueprints/test_registry.py",
     "kasmina/blueprints/transformer.py": "tests/kasmina/blueprints/test_registry.py",
+    "karn/console/screen.py": "tests/karn/console/test_console.py",
+    "karn/view/env_track.py": "tests/karn/view/test_view_model.py",
     "kasmina/slot_operations.py": "tests/kasmina/test_slot.py",
     "leyline/alpha.py": "tests/kasmina/test_alpha_controller.py",
     "leyline/probes.py": "tests/tools/test_probes.py",
+    "nissa/analysis/reading_child.py": "tests/nissa/analysis/test_reading_processes.py",
     "runtime/sources.py": "tests/runtime/test_loaders.py",
+    "scripts/telemetry_query.py": "tests/scripts/test_telemetry_tail.py",
+    "scripts/train_eval.py": "tests/scripts/test_train_runs.py",
     "simic/evaluation/arm_run.py": "tests/simic/evaluation/test_compare.py",
     "simic/evaluation/arms.py": "tests/simic/evaluation/test_compare.py",
     "simic/evaluation/evaluation_round.py": "tests/simic/evaluation/test_evaluate.py",
     "simic/evaluation/summary.py": "tests/simic/evaluation/test_compare.py",
+    "simic/rewards/action_terms.py": "tests/simic/rewards/test_contribution.py",
     "simic/rewards/costs.py": "tests/simic/rewards/test_contribution.py",
     "simic/rewards/scheme.py": "tests/simic/rewards/test_shaping.py",
     "simic/telemetry/step_events.py": "tests/simic/training/test_producers.py",
     "simic/training/env_episode.py": "tests/simic/training/test_parallel_env_state.py",
     "simic/training/pass_evidence.py": "tests/simic/training/test_env_work.py",
     "simic/training/run.py": "tests/simic/training/checkpoints/test_resuming.py",
+    "simic/training/assembly/control_assembly.py": "tests/simic/training/test_seams.py",
     "simic/training/assembly/run_setup.py": "tests/simic/training/test_seams.py",
+    "simic/training/assembly/trainer_assembly.py": "tests/simic/training/test_seams.py",
     "simic/training/assembly/worker_assembly.py": "tests/simic/training/test_seams.py",
+    "simic/training/assembly/worker_setup.py": "tests/simic/training/test_worker_process.py",
+    "simic/training/static_work.py": "tests/simic/evaluation/test_flops.py",
     "simic/training/vectorized.py": "tests/integration/test_simic_entry_point.py",
     "tolaria/containment.py": "tests/tolaria/test_engine.py",
+    "tolaria/process_port.py": "tests/simic/training/test_worker_process.py",
     "tolaria/stopping.py": "tests/tolaria/test_lanes.py",
+    "tolaria/worker.py": "tests/tolaria/test_engine.py",
 }
 """Modules, below `src/esper`, that are tested together with what uses them."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure, the most that it may be, and what it is made of."""
+    """A figure, its limit, and its details."""
 
     name: str
     value: int
@@ -205,7 +217,7 @@ def has_code_to_run(module: SourceModule) -> bool:
 
 
 def walk_measures(stacks: set[Stack]) -> Iterator[Measure]:
-    """Yield the figures of the two ways that were recorded."""
+    """Yield the figures of the two recorded call paths."""
     ways = [longest(stacks, leg) for leg in DECISION]
     counted = modules_of(ways)
     carriers = modules_of(longest(stacks, leg)[:-1] for leg in CARRIERS)

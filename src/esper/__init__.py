@@ -1,11 +1,12 @@
 """Esper trains neural networks that grow while they train."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from esper.version import __version__
 
+# `typing` and `pathlib` take 30 ms to load, in which the commands could not handle a signal.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
 __all__ = ["__distribution__", "__version__", "load_grown"]
@@ -14,7 +15,7 @@ __distribution__ = "esper-grow"
 """What pip installs; the name `esper` belongs to another project there."""
 
 
-def load_grown(path: Path | str) -> "nn.Module":
+def load_grown(path: "Path | str") -> "nn.Module":
     """Load a network that Esper has grown, ready to use: an ordinary module in evaluation mode."""
     # torch takes seconds to load, and most of what imports this package does without it.
     from esper.simic.training.checkpoints import grown

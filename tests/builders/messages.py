@@ -1,10 +1,11 @@
-"""Signals, reports, evidence and summaries of which a test states only what matters to it."""
+"""Messages, summaries and payloads of which a test states only what matters to it."""
 
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style, Topology
 from esper.leyline.alpha import AlphaState
 from esper.leyline.attribution import AttributionEvidence, SeedEvidence
 from esper.leyline.messages import EnvEvidence
-from esper.leyline.reports import BatchSummary, SeedReport
+from esper.leyline.payloads import TopologySlot
+from esper.leyline.reports import BatchSummary, EpisodeRecord, EpisodeStatus, SeedReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import Stage
 
@@ -123,3 +124,45 @@ def batch_summary(accuracy_pct: float | None, **changes) -> BatchSummary:
         "duration_s": 1.0,
     }
     return BatchSummary(**{**facts, **changes})
+
+
+def make_episode(**changes) -> EpisodeRecord:
+    """Return the record of an episode of one step in which nothing grew."""
+    facts = {
+        "round": 0,
+        "env_id": 0,
+        "episode_id": 0,
+        "status": EpisodeStatus.TIMEOUT,
+        "num_steps": 1,
+        "final_accuracy_pct": 50.0,
+        "best_accuracy_pct": 50.0,
+        "final_loss": 1.0,
+        "total_reward": 0.0,
+        "task_return": 0.0,
+        "stability": 1.0,
+        "param_ratio": 1.0,
+        "num_germinated": 0,
+        "num_pruned": 0,
+        "num_fossilized": 0,
+        "num_contributing_fossils": 0,
+        "num_rollbacks": 0,
+    }
+    return EpisodeRecord(**{**facts, **changes})
+
+
+def topology_slot(slot_id: str = "r0c1", **changes) -> TopologySlot:
+    """Return a fossilized slot at full alpha."""
+    facts = {
+        "slot_id": slot_id,
+        "seed_id": "s",
+        "blueprint": "conv_light",
+        "stage": "FOSSILIZED",
+        "alpha": 1.0,
+        "alpha_target": 1.0,
+        "style": "SIGMOID_ADD",
+        "num_params": 321,
+        "germinated_at_step": 1,
+        "kept_at_step": None,
+        "contribution_pp": None,
+    }
+    return TopologySlot(**{**facts, **changes})

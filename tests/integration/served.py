@@ -140,7 +140,7 @@ def tailing(run: ServedRun) -> Iterator["subprocess.Popen[str]"]:
 
 
 class HeldClient:
-    """A client that answers the server's close frame only when it is told to.
+    """A client that answers the server's close frame only when it is asked to.
 
     The protocol is the websockets library's, without its input and output.
     """

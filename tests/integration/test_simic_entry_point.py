@@ -84,6 +84,8 @@ OTHER_VALUES: dict[str, Any] = {
     "plateau_threshold": 0.7,
     "improvement_threshold": 2.5,
     "telemetry": TelemetryConfig(level="minimal"),
+    "engine": "threads",
+    "workers": 2,
     "lanes": 1,
     "lane_deadline_s": 90.0,
     "fsync": "interval",
@@ -206,7 +208,7 @@ def test_an_argument_that_contradicts_the_checkpoint_is_refused(tmp_path: Path) 
         train_ppo_vectorized(telemetry_dir=tmp_path, resume_path="latest", lr=3e-4)
 
 
-def test_watch_prints_progress_where_it_is_told_to(tmp_path: Path) -> None:
+def test_watch_prints_progress_where_it_is_asked_to(tmp_path: Path) -> None:
     output = io.StringIO()
     train_ppo_vectorized(task=TASK, telemetry_dir=tmp_path, watch=output, serve="127.0.0.1:0")
     lines = output.getvalue().splitlines()

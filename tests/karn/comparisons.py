@@ -1,4 +1,4 @@
-"""Comparisons and training runs as reports tell them, written by hand."""
+"""Comparisons and training runs for reports, written by hand."""
 
 import msgspec
 

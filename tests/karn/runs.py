@@ -1,4 +1,4 @@
-"""Run directories of told stories, as the bus would have left them."""
+"""Run directories of synthetic runs, as the bus would have left them."""
 
 from collections.abc import Iterable
 from pathlib import Path

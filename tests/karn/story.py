@@ -1,4 +1,4 @@
-"""A run told in events: hosts that learn, seeds that grow, a policy that gets better at it.
+"""A synthetic run as events: hosts that learn, seeds that grow, a policy that gets better at it.
 
 Written out of real payload structs and passed through the wire, so that the view is tested on what
 a log can really hold.
@@ -97,7 +97,7 @@ class Env:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """What the told run looks like; the same story is told for the same numbers."""
+    """The shape of the synthetic run; equal shapes give equal events."""
 
     num_rounds: int = 6
     num_envs: int = 4
@@ -113,7 +113,7 @@ class Story:
     def events(self) -> Iterator[Event]:
         """Yield the events as a reader of the log gets them."""
         wire = Wire(self.started_ts, self.seconds_per_event)
-        for draft in Teller(self).drafts():
+        for draft in StoryWriter(self).drafts():
             yield wire.event(draft.payload, draft.scope, draft.severity)
 
     def lines(self) -> Iterator[bytes]:
@@ -121,8 +121,8 @@ class Story:
         return (encode_event(event) for event in self.events())
 
 
-class Teller:
-    """Tells a story draft by draft."""
+class StoryWriter:
+    """Yields the drafts of a synthetic run."""
 
     def __init__(self, story: Story) -> None:
         self.story = story

@@ -136,8 +136,8 @@ def check_outcome(before: SeedState | None, outcome: Transition, *, is_tick: boo
         )
     if before is not None and after is not None:
         assert after.age_steps == before.age_steps + is_tick
-        is_told = any(isinstance(effect, FreezeSet) for effect in outcome.effects)
-        assert is_told == (before.is_frozen is not after.is_frozen and not drops)
+        is_reported = any(isinstance(effect, FreezeSet) for effect in outcome.effects)
+        assert is_reported == (before.is_frozen is not after.is_frozen and not drops)
     if before is not None and before.stage is Stage.FOSSILIZED:
         assert after is not None
         assert after.stage is Stage.FOSSILIZED

@@ -102,7 +102,7 @@ def test_retarget_to_where_alpha_is_leaves_nothing_pending() -> None:
     assert state.is_at_target
 
 
-def test_retarget_keeps_curve_and_steepness_unless_told_otherwise() -> None:
+def test_retarget_keeps_curve_and_steepness_unless_changed() -> None:
     shaped = retarget(AlphaState(), 0.5, 0, curve=SIGMOID, steepness=24.0)
 
     kept = retarget(shaped, 1.0, 3)

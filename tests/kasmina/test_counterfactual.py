@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,6 @@ from esper.kasmina.counterfactual import (
     PrefixCounts,
     PrefixWalk,
     full_factorial,
-    prefix_counts,
 )
 from esper.kasmina.hosts import build_host
 from esper.kasmina.lifecycle import stage_of
@@ -93,6 +93,18 @@ def random_ablations(rng: random.Random, slot_ids: tuple[str, ...]) -> list[Abla
         Ablation(frozenset(slot_id for slot_id in slot_ids if rng.random() < 0.5))
         for _ in range(rng.randint(1, 6))
     ]
+
+
+def prefix_counts(blended: Sequence[str], ablations: Sequence[Ablation]) -> PrefixCounts:
+    """Return the fewest evaluations that suffice; `blended` is in execution order.
+
+    The host segment after a seed runs once per distinct on/off pattern of the seeds up to it. A
+    seed runs once per distinct pattern of the seeds before it in which it is on.
+    """
+    choices = [[slot in ablation.off for slot in blended] for ablation in ablations]
+    prefixes = [{tuple(choice[:depth]) for choice in choices} for depth in range(len(blended) + 1)]
+    num_seeds = sum(not prefix[-1] for level in prefixes[1:] for prefix in level)
+    return PrefixCounts(sum(map(len, prefixes)), num_seeds)
 
 
 def without(model: MorphogeneticModel, ablation: Ablation) -> MorphogeneticModel:

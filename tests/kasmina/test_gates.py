@@ -152,5 +152,7 @@ def test_every_check_has_a_seed_that_fails_it() -> None:
         (Stage.FOSSILIZED, measured(HOLDING, contribution_pp=None), 0.0),
     ],
 )
-def test_score_tells_how_far_the_seed_is(target: Stage, seed: SeedState, score: float) -> None:
+def test_score_is_the_share_of_the_way_to_the_gate(
+    target: Stage, seed: SeedState, score: float
+) -> None:
     assert evaluate_gate(seed, target, PERMISSIVE).score == pytest.approx(score)

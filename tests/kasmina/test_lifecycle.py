@@ -178,7 +178,7 @@ def test_advance_remembers_where_the_seed_was_and_starts_a_new_count() -> None:
     )
 
 
-def test_fossilization_tells_the_gate_the_change_and_the_fossil_in_this_order() -> None:
+def test_fossilization_reports_the_gate_the_change_and_the_fossil_in_this_order() -> None:
     outcome = lifecycle.fossilize(seed_in(Stage.HOLDING), RULES)
 
     assert kinds(outcome) == [GateEvaluated, StageChanged, Fossilized]
@@ -206,7 +206,7 @@ def test_fossil_knows_the_steps_in_which_it_was_planted_and_made_permanent(num_s
 
 
 @pytest.mark.parametrize("stage", sorted(PRUNABLE_STAGES))
-def test_prune_drops_the_module_and_tells_how_the_seed_last_was(stage: Stage) -> None:
+def test_prune_drops_the_module_and_reports_the_seeds_last_state(stage: Stage) -> None:
     seed = seed_in(stage)
 
     outcome = lifecycle.prune(seed, CAUSE)
@@ -321,15 +321,17 @@ def test_cooldown_lasts_seven_ticks_five_of_them_embargo() -> None:
     assert stages == [Stage.EMBARGOED] * 5 + [Stage.RESETTING, Stage.DORMANT]
 
 
-def test_every_cooldown_move_is_told() -> None:
+def test_every_cooldown_move_is_reported() -> None:
     state: SeedState | None = seed_in(Stage.PRUNED)
-    told = []
+    reported = []
     while state is not None:
         outcome = lifecycle.tick(state, RULES)
-        told += [effect.to_stage for effect in outcome.effects if isinstance(effect, StageChanged)]
+        reported += [
+            effect.to_stage for effect in outcome.effects if isinstance(effect, StageChanged)
+        ]
         state = outcome.state
 
-    assert told == [Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT]
+    assert reported == [Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT]
 
 
 @pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING, Stage.HOLDING])

@@ -279,7 +279,7 @@ def test_unknown_slot_is_refused_by_name() -> None:
         grown().slot("r7c7")
 
 
-def test_counts_tell_seeds_fossils_and_parameters() -> None:
+def test_counts_are_those_of_seeds_fossils_and_parameters() -> None:
     model = grown()
     host_params = sum(parameter.numel() for parameter in model.host.parameters())
     for slot_id, stage in (
@@ -320,22 +320,22 @@ def test_listener_that_raises_does_not_stop_the_other_slots_clocks() -> None:
         plant(slot, Stage.PRUNED)
 
     def refuse(_payload: Payload) -> None:
-        raise RuntimeError("nobody listens")
+        raise RuntimeError("no listener")
 
     model.set_emit(refuse)
-    with pytest.raises(RuntimeError, match="nobody listens"):
+    with pytest.raises(RuntimeError, match="no listener"):
         model.tick()
 
     assert {stage_of(slot.state) for slot in model.all_slots()} == {Stage.EMBARGOED}
 
 
-def test_slots_tell_whom_the_model_names() -> None:
-    model, told = grown(), list[Payload]()
-    model.set_emit(told.append)
+def test_slots_emit_to_the_callback_of_the_model() -> None:
+    model, reported = grown(), list[Payload]()
+    model.set_emit(reported.append)
 
     plant(model.slot("r0c1"))
 
-    assert told
+    assert reported
 
 
 def test_slot_that_the_host_does_not_have_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Each effect is told as the payload that a reader of events expects."""
+"""Each effect becomes the payload that a reader of events expects."""
 
 import msgspec
 import pytest
@@ -76,7 +76,7 @@ CHANGE = StageChanged(
         (Pruned(SEED, CAUSE), WORTH | {"reason": "test", "initiator": "policy"}),
     ],
 )
-def test_effect_is_told_with_every_field(effect: Effect, expected: dict[str, object]) -> None:
+def test_effect_is_reported_with_every_field(effect: Effect, expected: dict[str, object]) -> None:
     payload = payload_of("r0c1", 17, effect)
 
     assert payload is not None
@@ -84,5 +84,5 @@ def test_effect_is_told_with_every_field(effect: Effect, expected: dict[str, obj
 
 
 @pytest.mark.parametrize("effect", [ModuleDropped(), FreezeSet(True)])
-def test_what_concerns_the_slot_alone_is_not_told(effect: Effect) -> None:
+def test_what_concerns_the_slot_alone_is_not_reported(effect: Effect) -> None:
     assert payload_of("r0c1", 17, effect) is None

@@ -1,4 +1,4 @@
-"""Optimizers follow their seeds, and nobody else's moments notice."""
+"""Optimizers follow their seeds, and the moments of other seeds do not change."""
 
 import copy
 from collections.abc import Callable

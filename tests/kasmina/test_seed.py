@@ -74,7 +74,7 @@ def test_every_remembered_field_reaches_the_report() -> None:
     )
     seed = seed_in(Stage.BLENDING, measured=measured)
 
-    told = report(seed)
+    reported = report(seed)
 
     own = msgspec.structs.asdict(measured) | {
         "slot_id": "r0c1",
@@ -84,15 +84,15 @@ def test_every_remembered_field_reaches_the_report() -> None:
     }
     for field in msgspec.structs.fields(SeedReport):
         expected = own[field.name] if field.name in own else getattr(seed, field.name)
-        assert getattr(told, field.name) == expected, field.name
+        assert getattr(reported, field.name) == expected, field.name
 
 
 def test_unmeasured_stays_unmeasured_in_the_report() -> None:
-    told = report(FRESH)
+    reported = report(FRESH)
 
     unknown = {field.name for field in msgspec.structs.fields(Measurements)}
-    assert all(getattr(told, name) is None for name in unknown)
-    assert told.improvement_pp is None
+    assert all(getattr(reported, name) is None for name in unknown)
+    assert reported.improvement_pp is None
 
 
 @pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED])

@@ -1,4 +1,4 @@
-"""A slot owns one seed at most, applies what the lifecycle decides, and tells it afterwards."""
+"""A slot owns at most one seed, applies lifecycle transitions, then emits their events."""
 
 import contextlib
 import gc
@@ -247,15 +247,15 @@ def test_germination_draws_from_its_generator_alone() -> None:
 def test_germination_that_fails_its_probe_leaves_an_empty_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slot, told = bare_slot(), list[Payload]()
-    slot.emit = told.append
+    slot, reported = bare_slot(), list[Payload]()
+    slot.emit = reported.append
     monkeypatch.setattr(slot_module, "build_seed", lambda *_: nn.Conv2d(4, 5, 1))
 
     with pytest.raises(ContractError, match="a seed must preserve the shape"):
         slot.germinate(REQUEST, generator())
 
     assert (slot.state, slot.seed, slot.gate, slot.num_params) == (None, None, None, 0)
-    assert told == []
+    assert reported == []
     assert list(slot.parameters()) == []
     monkeypatch.undo()
     granted(slot.germinate(REQUEST, generator()))
@@ -330,20 +330,20 @@ def test_planted_seed_takes_on_the_mode_of_its_slot() -> None:
     assert not any(module.training for module in slot.modules())
 
 
-# --- Telling -------------------------------------------------------------------------------------
+# --- Events --------------------------------------------------------------------------------------
 
 
-def told_by_a_whole_life() -> list[Payload]:
-    slot, told = bare_slot(), list[Payload]()
-    slot.emit = told.append
+def payloads_of_a_whole_life() -> list[Payload]:
+    slot, reported = bare_slot(), list[Payload]()
+    slot.emit = reported.append
     plant(slot, Stage.HOLDING)
     slot.record_accuracy(50.0)
     granted(slot.fossilize())
-    return told
+    return reported
 
 
-def test_life_to_a_fossil_is_told_in_order() -> None:
-    assert [type(payload) for payload in told_by_a_whole_life()] == [
+def test_life_to_a_fossil_is_reported_in_order() -> None:
+    assert [type(payload) for payload in payloads_of_a_whole_life()] == [
         *(SeedGateEvaluated, SeedGerminated),
         *(SeedGateEvaluated, SeedStageChanged),
         *(SeedGateEvaluated, SeedStageChanged),
@@ -352,8 +352,8 @@ def test_life_to_a_fossil_is_told_in_order() -> None:
     ]
 
 
-def test_fossil_is_told_with_its_size_and_worth() -> None:
-    fossil = told_by_a_whole_life()[-1]
+def test_fossil_is_reported_with_its_size_and_worth() -> None:
+    fossil = payloads_of_a_whole_life()[-1]
 
     assert isinstance(fossil, SeedFossilized)
     assert (fossil.slot_id, fossil.seed_id, fossil.blueprint) == ("r0c0", "s0", "norm")
@@ -361,15 +361,15 @@ def test_fossil_is_told_with_its_size_and_worth() -> None:
     assert (fossil.contribution_pp, fossil.age_steps) == (2.0, 3)
 
 
-def test_prune_is_told_with_its_cause_after_the_module_is_gone() -> None:
-    slot, told = bare_slot(), list[tuple[Payload, bool]]()
+def test_prune_is_reported_with_its_cause_after_the_module_is_gone() -> None:
+    slot, reported = bare_slot(), list[tuple[Payload, bool]]()
     plant(slot, Stage.TRAINING)
-    slot.emit = lambda payload: told.append((payload, slot.seed is None))
+    slot.emit = lambda payload: reported.append((payload, slot.seed is None))
 
     granted(slot.prune(CAUSE))
 
-    changed, pruned = (payload for payload, _ in told)
-    assert all(is_gone for _, is_gone in told)
+    changed, pruned = (payload for payload, _ in reported)
+    assert all(is_gone for _, is_gone in reported)
     assert isinstance(changed, SeedStageChanged)
     assert (changed.from_stage, changed.to_stage) == ("TRAINING", "PRUNED")
     assert isinstance(pruned, SeedPruned)
@@ -449,6 +449,6 @@ def test_empty_slot_has_no_report_and_ignores_accuracy() -> None:
     assert slot.report() is None
 
 
-def test_empty_slot_has_nobody_to_speak_of() -> None:
+def test_empty_slot_has_no_report() -> None:
     with pytest.raises(ContractError, match="'r0c0' is empty"):
         bare_slot().record_contribution(1.0)

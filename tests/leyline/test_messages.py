@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import messages
+from esper.leyline import messages, workers
 from esper.leyline.effects import EnvEffect, effect_of
 from esper.leyline.payloads import SeedPruned
 
+HAS_RANGES = {workers.WorkerSpec}
+"""Contains a job, whose numbers have ranges; `test_workers.py` sends one."""
 MESSAGES = [
-    getattr(messages, name)
-    for name in messages.__all__
-    if issubclass(getattr(messages, name), msgspec.Struct)
+    item
+    for module in (messages, workers)
+    for item in map(vars(module).get, module.__all__)
+    if isinstance(item, type) and issubclass(item, msgspec.Struct) and item not in HAS_RANGES
 ]
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -29,6 +32,7 @@ def values_of(node: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
         msgspec.inspect.IntType: lambda: INT64,
         msgspec.inspect.FloatType: st.floats,
         msgspec.inspect.StrType: lambda: st.text(max_size=8),
+        msgspec.inspect.BytesType: lambda: st.binary(max_size=8),
     }
     match node:
         case msgspec.inspect.StructType(cls=cls, fields=fields):

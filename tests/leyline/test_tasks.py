@@ -26,7 +26,7 @@ def test_names_in_the_tables_are_the_names_they_are_found_by() -> None:
     assert all(preset_named(name).name == name for name in PRESETS)
 
 
-def test_unknown_names_are_told_with_the_known_ones() -> None:
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean 'digits'.*known: bytes_lm"):
         task_named("digit")
     with pytest.raises(UnknownNameError, match="known: bytes_lm"):

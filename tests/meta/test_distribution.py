@@ -75,7 +75,7 @@ def test_search_for_install_commands_sees_foreign_names(text: str, is_own: bool)
 
 
 def test_uv_installs_the_development_tools_by_default() -> None:
-    # uv installs the group named dev unless told otherwise; the extra is the list's one home.
+    # uv installs the group named dev unless another is chosen; the extra is the list's one home.
     assert PYPROJECT["dependency-groups"]["dev"] == [f"{PROJECT['name']}[dev]"]
 
 

@@ -11,7 +11,7 @@ ORJSON_USERS = {
     "esper.karn.web.page": "the page's import map",
     "esper.leyline.untyped_json": "foreign lines, configuration files, JSON for people, SQL rows",
     "esper.nissa.reading.foreign": "the form in which foreign lines are compared",
-    "esper.nissa.live.server": "HTTP answers",
+    "esper.nissa.live.app": "HTTP answers",
     "esper.scripts.telemetry": "the event schema",
 }
 """Modules that handle JSON without a type, and what it is."""
@@ -23,9 +23,9 @@ modules = pytest.mark.parametrize("module", source_modules(), ids=lambda module:
 
 
 def untyped_decodes(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines on which msgspec decodes JSON without being told a type.
+    """Yield the lines on which msgspec decodes JSON without a type.
 
-    A name that is passed on instead of called counts too: nobody sees what it is called with.
+    A name that is passed on instead of called counts too: its arguments are not visible.
     """
     called = {node.func: node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     annotations = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}

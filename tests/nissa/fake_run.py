@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import msgspec
+from tests.builders.messages import topology_slot
 
 from esper.leyline import payloads
 from esper.leyline.config import Job, TrainingConfig
@@ -129,7 +130,7 @@ class _Env:
 
 @dataclass(eq=False)
 class _Story:
-    """Tells a run draft by draft; the same shape and seed tell the same story."""
+    """Yields the drafts of a run; the same shape and seed give the same run."""
 
     shape: FakeRun
     random: Random = field(init=False)
@@ -448,18 +449,11 @@ class _Story:
         slots = ()
         if env.seed_id is not None:
             slots = (
-                payloads.TopologySlot(
-                    slot_id="r0c1",
+                topology_slot(
                     seed_id=env.seed_id,
-                    blueprint="conv_light",
                     stage=STAGES[env.stage],
                     alpha=0.5,
-                    alpha_target=1.0,
-                    style="SIGMOID_ADD",
-                    num_params=321,
-                    germinated_at_step=1,
                     kept_at_step=5 if STAGES[env.stage] == "FOSSILIZED" else None,
-                    contribution_pp=None,
                 ),
             )
         return payloads.TopologyManifestRecorded(

@@ -16,12 +16,13 @@ from esper.leyline.telemetry import (
 )
 from esper.nissa.storage.blocks import Block
 from esper.nissa.storage.files import FileSystem
+from esper.nissa.storage.journal import apply_cut, claim_run, plan_cut
 
 RUN_ID = "0123abcd"
 
 
 def pruned(tag: str = "r0c0", *, age_steps: int = 7) -> SeedPruned:
-    """Make a small payload that a test can tell from others."""
+    """Make a small payload that a test can distinguish from others."""
     return SeedPruned(
         slot_id=tag,
         seed_id="s",
@@ -93,16 +94,16 @@ def seqs(events: Iterable[Event]) -> list[int]:
     return [event.seq for event in events]
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Look again and again until something is so; fail when it does not become so in time."""
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Poll until a condition holds; fail if it does not hold in time."""
     deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not become so in time"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.001)
 
 
 class FailingFiles(FileSystem):
-    """A disk that works until it is told to fail."""
+    """A disk that works until a test makes it fail."""
 
     def __init__(self) -> None:
         self.write_error: int | None = None
@@ -125,3 +126,14 @@ class FailingFiles(FileSystem):
         if self.fsync_error is not None:
             raise OSError(self.fsync_error, "injected")
         super().fsync(descriptor)
+
+
+def cut_back(run_dir: Path, last_seq: int, *, files: FileSystem | None = None) -> int:
+    """Truncate a run's log after an event, as resuming does; return the number of events cut."""
+    claim = claim_run(run_dir, files=files)
+    try:
+        cut = plan_cut(claim.path, last_seq)
+        apply_cut(claim, cut)
+    finally:
+        claim.close()
+    return cut.num_events_cut

@@ -17,7 +17,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 @pytest.mark.parametrize("deed", DISK_DEEDS)
-def test_failing_disk_is_told_and_loses_nothing_that_was_saved(
+def test_failing_disk_is_reported_and_loses_nothing_that_was_saved(
     deed: Deed, whole: Whole, tmp_path: Path
 ) -> None:
     rng = random.Random(deed)

@@ -1,4 +1,4 @@
-"""A log that was cut or changed is read up to the damage, and the damage is told."""
+"""A log that was cut or changed is read up to the damage, and the damage is reported."""
 
 import random
 from pathlib import Path
@@ -14,13 +14,13 @@ def log(tmp_path: Path) -> SmallLog:
     return SmallLog(tmp_path)
 
 
-def test_cut_log_tells_its_damage_and_no_event_that_was_not_written(log: SmallLog) -> None:
+def test_cut_log_shows_its_damage_and_no_event_that_was_not_written(log: SmallLog) -> None:
     rng = random.Random(1)
     for _ in range(NUM_SAMPLES):
         check_cut(log, rng.randrange(len(log.data)))
 
 
-def test_flipped_bit_is_told_and_never_read_as_an_event(log: SmallLog) -> None:
+def test_flipped_bit_is_reported_and_never_read_as_an_event(log: SmallLog) -> None:
     rng = random.Random(2)
     for _ in range(NUM_SAMPLES):
         check_flip(log, rng.randrange(8 * (len(log.data) + len(log.checksums))))
@@ -32,7 +32,7 @@ def test_flipped_bit_that_nothing_vouches_for_does_no_harm(log: SmallLog) -> Non
         check_flip_without_checksums(log, rng.randrange(8 * len(log.data)))
 
 
-def test_whole_log_tells_of_no_damage(log: SmallLog) -> None:
+def test_whole_log_shows_no_damage(log: SmallLog) -> None:
     log.put(log.data, log.checksums)
-    with pytest.raises(AssertionError, match="the damage is not told"):
+    with pytest.raises(AssertionError, match="the damage is not reported"):
         log.check()

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tools.soak.faults import Kind, Told, check_contained, kinds_for, random_fault, run_with
+from tools.soak.faults import Kind, RunRecord, check_contained, kinds_for, random_fault, run_with
 from tools.soak.tiny import IMAGES, TEXT
 
 
@@ -15,21 +15,21 @@ def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 class Plain:
-    """A task, and what its run tells when nothing breaks."""
+    """A task, and the record of its run when nothing breaks."""
 
-    def __init__(self, task: str, told: Told) -> None:
+    def __init__(self, task: str, record: RunRecord) -> None:
         self.task = task
-        self.told = told
+        self.record = record
 
 
 def test_every_kind_of_fault_is_contained_and_named(plain: Plain, tmp_path: Path) -> None:
     rng = random.Random(plain.task)
     for kind in kinds_for(plain.task):
         fault = random_fault(rng, kind)
-        check_contained(fault, run_with(tmp_path, plain.task, fault), plain.told)
+        check_contained(fault, run_with(tmp_path, plain.task, fault), plain.record)
 
 
-def test_fault_that_is_not_told_is_noticed(plain: Plain) -> None:
+def test_fault_that_is_not_reported_is_noticed(plain: Plain) -> None:
     fault = random_fault(random.Random(1), Kind.TRAIN_ERROR)
-    with pytest.raises(AssertionError, match="0 events tell of it"):
-        check_contained(fault, plain.told, plain.told)
+    with pytest.raises(AssertionError, match="0 events report it"):
+        check_contained(fault, plain.record, plain.record)

@@ -51,7 +51,7 @@ BROKEN = {
     ),
     "a surrogate in UTF-8": (text(b"\xed\xa0\x80"), INVALID_DATA),
     "a close without a whole code": (frame_bytes(Opcode.CLOSE, b"\x03"), PROTOCOL_ERROR),
-    "a close with a code for nobody": (frame_bytes(Opcode.CLOSE, b"\x03\xed"), PROTOCOL_ERROR),
+    "a close with a reserved code": (frame_bytes(Opcode.CLOSE, b"\x03\xed"), PROTOCOL_ERROR),
     "a frame that is too big": (text(b"x" * (MAX_BYTES + 1)), TOO_BIG),
     "a message that is too big in parts": (
         text(b"x" * 40_000, is_final=False) + more(b"x" * 40_000),
@@ -104,7 +104,7 @@ def test_close_is_answered_and_nothing_follows(client: RawClient) -> None:
     assert client.read() is None
 
 
-def test_pong_that_nobody_asked_for_is_ignored(client: RawClient) -> None:
+def test_unsolicited_pong_is_ignored(client: RawClient) -> None:
     client.send(frame_bytes(Opcode.PONG, b"unasked") + frame_bytes(Opcode.PING, b"still there"))
     pong = client.read_until(Opcode.PONG)
     assert pong is not None

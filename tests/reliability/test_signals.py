@@ -1,4 +1,4 @@
-"""A run that is told to stop does so at once, cleanly, at whatever moment it is told."""
+"""A run that gets a signal at any moment stops at once and cleanly."""
 
 import random
 from pathlib import Path

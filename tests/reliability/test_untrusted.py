@@ -12,6 +12,7 @@ import pytest
 import torch
 from tools.soak.damage import SmallLog
 from tools.soak.fingerprints import latest_checkpoint
+from tools.soak.frame_fuzz import frame_target, mutated
 from tools.soak.fuzz import (
     check_bomb,
     check_nothing_is_executed,
@@ -118,3 +119,10 @@ def test_checkpoint_with_foreign_contents_is_refused_in_one_sentence(
         assert complaint.count("\n") == (code != 0)
         num_refused += code == 2
     assert num_refused > 0
+
+
+def test_protocol_survives_mutated_frames_in_bounded_output() -> None:
+    rng = random.Random(5)
+    with frame_target() as target:
+        for _ in range(300):
+            target.try_input(mutated(rng))

@@ -296,7 +296,7 @@ def test_preload_can_be_cancelled_between_its_pieces(monkeypatch: pytest.MonkeyP
 
     def cancel() -> None:
         if len(transfer.moved) == 2:
-            raise InterruptedRunError("told to stop")
+            raise InterruptedRunError("asked to stop")
 
     with pytest.raises(InterruptedRunError):
         SharedBatchIterator(

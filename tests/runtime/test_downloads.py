@@ -48,11 +48,11 @@ def part_of(target: Path) -> Path:
 def test_file_arrives_whole_and_progress_counts_to_its_end(tmp_path: Path) -> None:
     target, seen = tmp_path / "new" / "file", []
     with serving(ServedFile(CONTENT)) as file:
-        fetch(remote(file), target, on_progress=lambda *told: seen.append(told))
+        fetch(remote(file), target, on_progress=lambda *reported: seen.append(reported))
 
     assert target.read_bytes() == CONTENT
     assert seen[-1] == ("the-file.bin", len(CONTENT), len(CONTENT))
-    assert [told[1] for told in seen] == sorted(told[1] for told in seen)
+    assert [reported[1] for reported in seen] == sorted(reported[1] for reported in seen)
     assert list(target.parent.iterdir()) == [target]
 
 
@@ -130,7 +130,7 @@ def test_more_bytes_than_allowed_are_refused(tmp_path: Path) -> None:
     assert part_of(tmp_path / "file").read_bytes() == b""
 
 
-def test_refusal_of_the_server_is_told(tmp_path: Path) -> None:
+def test_refusal_of_the_server_is_reported(tmp_path: Path) -> None:
     with (
         serving(ServedFile(CONTENT, status=404)) as file,
         pytest.raises(DownloadError, match="answered 404"),
@@ -140,7 +140,7 @@ def test_refusal_of_the_server_is_told(tmp_path: Path) -> None:
     assert file.ranges == [None]
 
 
-def test_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_server_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with serving(ServedFile(CONTENT)) as file:
         gone = remote(file)
 
@@ -154,7 +154,7 @@ def test_cancelled_download_keeps_what_has_arrived(tmp_path: Path) -> None:
 
     def cancel_in_the_middle() -> None:
         if arrived and arrived[-1] > 100_000:
-            raise InterruptedRunError("told to stop")
+            raise InterruptedRunError("asked to stop")
 
     with serving(ServedFile(CONTENT)) as file:
         with pytest.raises(InterruptedRunError):
@@ -181,7 +181,7 @@ def test_file_that_another_process_fetches_is_left_alone(tmp_path: Path) -> None
     assert file.ranges == []
 
 
-def test_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "taken").write_bytes(b"a file")
     with (
         serving(ServedFile(CONTENT)) as file,

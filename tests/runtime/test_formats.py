@@ -80,7 +80,7 @@ def test_damaged_gzip_is_refused_or_read_unchanged(tmp_path: Path) -> None:
     assert num_refused > 300
 
 
-def test_missing_file_is_told_with_its_name(tmp_path: Path) -> None:
+def test_missing_file_is_reported_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFileError, match="nothing: cannot be read: No such file"):
         read_bounded(tmp_path / "nothing", 10)
 
@@ -125,7 +125,7 @@ def test_archive_gives_the_named_files_and_writes_nothing(tmp_path: Path) -> Non
         ([("one", b"1")], "does not contain two"),
         ([("one", b"1"), ("two", b"2" * 11)], "two has 11 bytes"),
         ([("one", b"1"), ("two", b"2"), ("folder/one", b"3")], "one occurs twice"),
-        ([("other", bytes(1 << 20))], "holds more than 65536 bytes"),
+        ([("other", bytes(1 << 20))], "contains more than 65536 bytes"),
     ],
 )
 def test_archive_with_other_content_is_refused(

@@ -27,7 +27,7 @@ from esper.runtime.downloads import Checksum, RemoteFile
 from esper.runtime.loaders import LOADERS
 from esper.runtime.sources import DataOrigin, DataRequest
 
-UNREACHABLE = "http://127.0.0.1:9"  # the discard port: nobody listens
+UNREACHABLE = "http://127.0.0.1:9"  # the discard port: no listener
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +246,7 @@ def broken(name: str, content: bytes) -> dict[str, bytes]:
         (
             broken("train-labels-idx1-ubyte", idx_bytes((3,), b"\0\1\2")),
             "train-labels-idx1-ubyte",
-            "holds 3 labels for the 24 images",
+            "contains 3 labels for the 24 images",
         ),
         (
             broken("train-labels-idx1-ubyte", idx_bytes((24,), b"\12" * 24)),
@@ -280,7 +280,9 @@ def test_few_images_still_leave_one_to_validate_on(tmp_path: Path) -> None:
 def test_single_image_is_too_few(tmp_path: Path) -> None:
     write_files(tmp_path, fashion_files(1, 1))
 
-    with pytest.raises(UnreadableFileError, match="train-images-idx3-ubyte: holds a single image"):
+    with pytest.raises(
+        UnreadableFileError, match="train-images-idx3-ubyte: contains a single image"
+    ):
         load("fashion_mnist", "real", tmp_path)
 
 
@@ -297,7 +299,7 @@ def test_missing_file_among_others_is_named(tmp_path: Path) -> None:
 def test_damaged_cifar_file_is_named(tmp_path: Path, content: bytes) -> None:
     write_files(tmp_path, {**cifar_files(), "data_batch_2.bin": content})
 
-    with pytest.raises(UnreadableFileError, match=r"data_batch_2\.bin: h"):
+    with pytest.raises(UnreadableFileError, match=r"data_batch_2\.bin: (has|contains) "):
         load("cifar_baseline", "auto", tmp_path)
 
 
@@ -347,7 +349,9 @@ def test_held_out_windows_are_spread_over_their_whole_part(monkeypatch: pytest.M
     assert max(np.diff(positions)) - min(np.diff(positions)) <= 1
 
 
-def test_long_text_is_cut_and_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_is_cut_and_that_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loaders, "MAX_TEXT_BYTES", 5000)
     (tmp_path / "a.txt").write_bytes(b"a" * 4000)
     (tmp_path / "b.txt").write_bytes(b"b" * 4000)

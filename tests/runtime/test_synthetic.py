@@ -1,4 +1,4 @@
-"""Data made up: the same every time, and learnable."""
+"""Synthetic data: reproducible and learnable."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_images_are_the_same_every_time(task: str) -> None:
 
 
 @image_tasks
-def test_nearest_class_mean_tells_images_apart(task: str) -> None:
+def test_nearest_class_mean_separates_images(task: str) -> None:
     data = images_for(task)
     pixels, labels = data.train.inputs.flatten(1).float(), data.train.targets
     means = torch.stack([pixels[labels == label].mean(0) for label in range(10)])
@@ -38,7 +38,7 @@ def test_nearest_class_mean_tells_images_apart(task: str) -> None:
 
 
 @image_tasks
-def test_colour_alone_tells_images_apart_better_than_chance(task: str) -> None:
+def test_colour_alone_separates_images_better_than_chance(task: str) -> None:
     # The smallest hosts see nothing but single pixels.
     data = images_for(task)
     colours, labels = data.train.inputs.float().mean((2, 3)), data.train.targets

@@ -52,7 +52,7 @@ def test_shipped_tasks_are_known_and_load(registry: TaskRegistry) -> None:
     assert load_dataset("digits", DataRequest()).origin is DataOrigin.PACKAGE
 
 
-def test_unknown_task_is_told_with_the_nearest_name(registry: TaskRegistry) -> None:
+def test_unknown_task_is_refused_with_the_nearest_name(registry: TaskRegistry) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
         registered_task("digit")
 
@@ -119,7 +119,7 @@ def test_host_builder_is_kept_with_its_task(registry: TaskRegistry, stripes: Mod
     assert registered_task("digits").build_host is None
 
 
-def test_plugins_are_asked_once_and_only_when_somebody_looks(
+def test_plugins_are_loaded_once_and_only_when_needed(
     monkeypatch: pytest.MonkeyPatch, stripes: ModuleType
 ) -> None:
     asked = []

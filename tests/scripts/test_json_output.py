@@ -16,7 +16,7 @@ LONG_SEED = 123456789012345678901234567890
 
 
 def is_readable(text: str) -> bool:
-    """Tell whether keys are sorted, levels indented by two, and a newline ends the text."""
+    """Return whether keys are sorted, levels indented by two, and a newline ends the text."""
     return orjson.dumps(orjson.loads(text), option=READABLE).decode() == text
 
 

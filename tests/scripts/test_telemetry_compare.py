@@ -68,7 +68,7 @@ def test_captured_baselines_are_listed(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["diff", str(kept / "small.json"), str(run)]) == 0
 
 
-def test_capture_tells_of_broken_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_reports_broken_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = list(FakeRun().lines())
     write_run(tmp_path / "run", [lines[1], lines[0], *lines[2:]])
 

@@ -86,7 +86,7 @@ def test_baseline_decides_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFi
         (["count", "empty", "--baseline", "empty", "--by", "env"], "--baseline compares"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(
+def test_mistakes_are_reported_in_one_sentence(
     arguments: list[str],
     message: str,
     tmp_path: Path,

@@ -86,7 +86,7 @@ def test_live_events_and_gaps_are_shown_apart(capsys: pytest.CaptureFixture[str]
     assert (server.subscriptions[0].types, server.subscriptions[0].env_ids) == (["A"], [2])
 
 
-def test_address_without_a_server_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_address_without_a_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tail", "ftp://x"]) == 2
     assert "expected an address" in capsys.readouterr().err
 
@@ -103,7 +103,7 @@ def test_query_prints_tables_json_and_csv(run: Path, capsys: pytest.CaptureFixtu
     assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[1] == ["0", "16"]
 
 
-def test_query_lists_its_views_and_tells_mistakes(
+def test_query_lists_its_views_and_reports_mistakes(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["query", "--views"]) == 0

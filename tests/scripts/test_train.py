@@ -118,7 +118,7 @@ def test_a_number_out_of_range_names_the_file_that_sets_it(
     assert message in error
 
 
-def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"esper-train {__version__}\n"
 

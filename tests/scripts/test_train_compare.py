@@ -19,7 +19,7 @@ from esper.leyline.stages import Stage
 from esper.scripts.train import main
 from esper.scripts.train_compare import seeds_from
 from esper.simic.evaluation.recorded import last_recorded
-from esper.simic.evaluation.topology import seeds_in
+from esper.simic.training.static_work import seeds_in
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def test_report_is_printed_as_a_table_and_written_as_a_page(
 
     assert main([*arguments, "--html", str(page)]) == 0
 
-    told = capsys.readouterr()
-    assert "wait - random" in told.out
-    assert "seed 3  wait" in told.err
+    output = capsys.readouterr()
+    assert "wait - random" in output.out
+    assert "seed 3  wait" in output.err
     assert "wait - random" in page.read_text(encoding="utf-8")
 
 
@@ -84,14 +84,14 @@ def test_how_policies_learned_is_part_of_every_form_of_the_report(
     assert "How the policies learned" in page.read_text(encoding="utf-8")
 
 
-def test_training_run_that_cannot_be_read_is_told_before_anything_is_run(
+def test_training_run_that_cannot_be_read_is_reported_before_anything_is_run(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--training-runs", str(tmp_path / "none")]) == 2
 
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert str(tmp_path / "none") in told
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert str(tmp_path / "none") in output
     assert not (tmp_path / "runs").exists()
 
 
@@ -125,7 +125,7 @@ def test_static_arm_trains_the_networks_that_the_log_of_a_run_has_recorded(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "output"),
     [
         (["--envs", "9"], "choose fewer with --envs"),
         (["--slots", "r0c1"], "choose the same with --slots"),
@@ -136,14 +136,14 @@ def test_recorded_networks_that_do_not_fit_are_refused(
     arguments: list[str],
     grown_run: Path,
     changes: list[str],
-    told: str,
+    output: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments[arguments.index("wait")] = f"static-final:{grown_run}"
 
     assert main([*arguments, *changes, "--quiet"]) == 2
 
-    assert told in capsys.readouterr().err
+    assert output in capsys.readouterr().err
 
 
 def test_run_that_has_recorded_no_network_is_refused(
@@ -169,15 +169,15 @@ def test_signal_ends_a_comparison_with_the_way_on(tmp_path: Path, awaited: str) 
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        told: list[str] = []
-        while not told or not told[-1].startswith(awaited):
-            told.append(next(process.stderr))
+        output: list[str] = []
+        while not output or not output[-1].startswith(awaited):
+            output.append(next(process.stderr))
         # Other runs are under way, or about to begin.
         os.kill(process.pid, signal.SIGTERM)
-        told += process.stderr
+        output += process.stderr
         process.wait(timeout=60)
 
-    *made, last = told
+    *made, last = output
     assert process.returncode == 130
     assert all(line.startswith("seed ") for line in made)
     assert f"{len(made)} of 14 runs are saved in" in last
@@ -200,11 +200,11 @@ def test_signal_ends_an_evaluation_with_the_way_on(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "growing\n"
         os.kill(process.pid, signal.SIGINT)
-        out, told = process.communicate(timeout=60)
+        out, output = process.communicate(timeout=60)
 
     assert (process.returncode, out) == (130, "")
-    assert told.count("\n") == 1
-    assert "run the same command again to restart it" in told
+    assert output.count("\n") == 1
+    assert "run the same command again to restart it" in output
     assert not saved.exists()
 
 
@@ -213,17 +213,17 @@ import sys
 from esper.scripts.train import main
 from esper.simic.evaluation import evaluation_round
 
-def told(*arguments, build=evaluation_round.build_engine):
+def signalling(*arguments, build=evaluation_round.build_engine):
     print("growing", flush=True)
     return build(*arguments)
 
-evaluation_round.build_engine = told
+evaluation_round.build_engine = signalling
 sys.exit(main(sys.argv[1:]))
 """
 """`esper-train` that says when its envs begin to grow."""
 
 
-def test_quiet_comparison_tells_only_its_result(
+def test_quiet_comparison_prints_only_its_result(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--quiet"]) == 0

@@ -30,7 +30,7 @@ BUILTIN_EVAL = ["eval", "--checkpoint", "builtin:digits_growth"]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run that nobody watched."""
+    """A small run without a console."""
     return trained(tmp_path_factory.mktemp("finished"))
 
 
@@ -70,12 +70,12 @@ def test_a_run_whose_reader_leaves_is_interrupted_and_can_go_on(tmp_path: Path) 
         process.stdout.readline()
         process.stdout.close()
         try:
-            told = process.communicate(timeout=60)[1]
+            output = process.communicate(timeout=60)[1]
         finally:
             process.kill()
 
-    assert (process.returncode, told.count("\n")) == (130, 1)
-    assert "the reader of its output closed the pipe" in told
+    assert (process.returncode, output.count("\n")) == (130, 1)
+    assert "the reader of its output closed the pipe" in output
     (run_dir,) = tmp_path.iterdir()
     assert validate_run(run_dir).is_valid
     last = json.loads((run_dir / "events.jsonl").read_bytes().splitlines()[-1])
@@ -251,7 +251,7 @@ def test_a_run_that_is_served_answers_throughout_and_equals_one_that_is_not(
 
 
 def ask_until(url: str, over: threading.Event, statuses: list[int]) -> None:
-    """Ask for a page again and again; before and after the run there is nobody to answer."""
+    """Ask for a page again and again; before and after the run there is no server."""
     while not over.wait(0.02):
         try:
             statuses.append(httpx.get(url, timeout=5).status_code)
@@ -289,7 +289,9 @@ def test_any_controller_trains_a_small_task_of_either_kind(
         assert len(json.loads(capsys.readouterr().out)["rounds"]) == 1
 
 
-def test_traces_are_told_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_are_listed_in_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     register_tiny_tasks()
     flags = ["--task", TINY_TASK, "--rounds", "1", "--torch-profiler"]
     assert main(["wait", *flags, "--telemetry-dir", str(tmp_path)]) == 0
@@ -300,7 +302,7 @@ def test_traces_are_told_in_the_summary(tmp_path: Path, capsys: pytest.CaptureFi
     assert list((run_dir / "profiler_traces").glob("*.json"))
 
 
-def test_a_port_in_use_is_told_before_anything_is_created(
+def test_a_port_in_use_is_reported_before_anything_is_created(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -311,7 +313,7 @@ def test_a_port_in_use_is_told_before_anything_is_created(
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unwritable_telemetry_directory_is_told_by_name(
+def test_an_unwritable_telemetry_directory_is_reported_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("in the way")

@@ -166,7 +166,7 @@ def test_a_run_with_a_hub_and_data_of_the_tests_own_reports_the_normalisers_devi
     monkeypatch.setattr(vectorized, "SharedBatchIterator", Noting)
     train(tmp_path, task=TASK, n_episodes=2, max_epochs=3)
 
-    told = [event.data for event in hub.of_type(EventType.REWARD_SUMMARY)]
-    assert all(isinstance(summary, RewardSummary) for summary in told)
-    assert [summary.reward_scale for summary in told] == normalizers.stds
+    reported = [event.data for event in hub.of_type(EventType.REWARD_SUMMARY)]
+    assert all(isinstance(summary, RewardSummary) for summary in reported)
+    assert [summary.reward_scale for summary in reported] == normalizers.stds
     assert {(0, 2), (1, 0), (1, 1), (1, 2)} <= set(passes)

@@ -186,7 +186,7 @@ def test_diagnostics_come_after_the_alarms_and_a_halt_is_an_error() -> None:
     ]
 
 
-def test_without_layers_there_is_nothing_closer_to_tell() -> None:
+def test_without_layers_there_are_no_further_diagnostics() -> None:
     drafts: list[Draft] = []
 
     emit_anomaly_diagnostics(drafts.append, (), (), 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simic.training.checkpoints.test_resuming import interrupted_run, resume
 from tests.simic.training.runs import (
     last_checkpoint,
     lines_of,
@@ -13,7 +14,6 @@ from tests.simic.training.runs import (
     weights_digest,
 )
 from tests.simic.training.small_runs import SmallRun, lively_run
-from tests.simic.training.test_resuming import interrupted_run, resume
 from tools.soak.fingerprints import digest_of
 
 from esper.leyline.errors import InvalidValueError

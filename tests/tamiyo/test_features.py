@@ -116,7 +116,7 @@ def test_every_feature_of_every_state_is_finite(batch) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(batches)
-def test_blueprints_are_told_by_slot(batch) -> None:
+def test_blueprints_are_listed_by_slot(batch) -> None:
     signals, reports, feedback = zip(*batch, strict=True)
     found = EXTRACTOR.observe(signals, reports, feedback).blueprint_indices
     for row, env_reports in zip(found.tolist(), reports, strict=True):
@@ -233,7 +233,7 @@ def test_a_gradient_that_is_not_finite_differs_from_one_never_measured() -> None
     assert row[COLUMN["has_exploding"]] == 1.0
 
 
-def test_the_last_op_is_told_with_its_success() -> None:
+def test_the_last_op_is_reported_with_its_success() -> None:
     feedback = ActionFeedback(op=Op.PRUNE, has_succeeded=False)
     row = observe((make_signals(), (), feedback))[0]
     assert row[16:23].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]

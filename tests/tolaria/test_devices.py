@@ -111,7 +111,7 @@ def test_metal_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -
         resolve_device("mps")
 
 
-def test_envs_live_with_the_policy_unless_told_otherwise() -> None:
+def test_envs_are_on_the_policys_device_unless_configured_otherwise() -> None:
     assert resolve_env_devices(None, policy_device=CPU, n_envs=3) == (CPU,) * 3
 
 

@@ -1,7 +1,7 @@
 """The lane engine with work that only writes down what is done to it."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -19,9 +19,11 @@ from esper.leyline.messages import (
     Phase,
     StepDecision,
 )
+from esper.leyline.workers import MemoryStats
 from esper.tolaria.containment import Place, contained
-from esper.tolaria.engine import LaneEngine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
+from esper.tolaria.worker import Worker
 
 WAIT_S = 20.0
 NUM_ENVS = 5
@@ -110,6 +112,9 @@ class NotingWork:
             slots=(),
         )
 
+    def memory(self, envs: Sequence[NotedEnv]) -> dict[str, MemoryStats]:
+        return {}
+
     def release(self, env: NotedEnv) -> None:
         self.released.append(env.env_id)
 
@@ -133,15 +138,19 @@ def decision(step: int, *, is_truncated: bool = False) -> StepDecision:
 
 
 def engine_for(
-    work: NotingWork, num_lanes: int, stop: StopFlag | None = None
-) -> LaneEngine[NotedEnv, str]:
-    return LaneEngine(
-        num_envs=NUM_ENVS,
+    work: NotingWork,
+    num_lanes: int,
+    stop: StopFlag | None = None,
+    batches: Callable[[int, int], Iterable[Sequence[str]]] = shared_batches,
+) -> WorkerEngine:
+    worker = Worker(
+        env_ids=range(NUM_ENVS),
         num_lanes=num_lanes,
         work=work,
-        batches=shared_batches,
+        batches=batches,
         stop=stop or StopFlag(),
     )
+    return WorkerEngine([worker], num_envs=NUM_ENVS)
 
 
 def expected_log(env_id: int, num_steps: int) -> list[str]:
@@ -164,10 +173,10 @@ async def test_every_env_goes_through_the_same_work_on_one_thread_for_any_number
         for step in range(3):
             await engine.train_pass(step)
             evidence = await engine.validate_pass(step)
-            outcome = await engine.apply(decision(step))
+            outcome = await engine.apply(decision(step, is_truncated=step == 2))
             assert [env and env.env_id for env in evidence.envs] == list(range(NUM_ENVS))
             assert [env and env.env_id for env in outcome.envs] == list(range(NUM_ENVS))
-        await engine.close()
+        engine.close()
 
     for env_id, env in work.envs.items():
         assert env.log == expected_log(env_id, 3)
@@ -204,9 +213,9 @@ async def test_an_env_that_breaks_is_named_and_the_others_go_on_undisturbed(
         for step in range(2):
             await engine.train_pass(step)
             evidence = await engine.validate_pass(step)
-            outcome = await engine.apply(decision(step))
+            outcome = await engine.apply(decision(step, is_truncated=step == 1))
             failures += [*evidence.failures, *outcome.failures]
-        await engine.close()
+        engine.close()
 
     assert len(failures) == 1
     failure = failures[0]
@@ -236,7 +245,7 @@ async def test_a_lane_applies_all_its_live_envs_in_one_call_and_results_are_in_e
         await engine.build_round(0)
         first = await engine.apply(decision(0))
         last = await engine.apply(decision(1, is_truncated=True))
-        await engine.close()
+        engine.close()
 
     every = [tuple(range(lane, NUM_ENVS, num_lanes)) for lane in range(num_lanes)]
     live = [tuple(env_id for env_id in envs if env_id != 1) for envs in every]
@@ -264,7 +273,7 @@ async def test_a_new_round_builds_every_env_anew_even_one_that_broke() -> None:
         breaking.clear()
         await engine.build_round(1)
         evidence = await engine.validate_pass(0)
-        await engine.close()
+        engine.close()
     assert None not in evidence.envs
     assert evidence.failures == ()
     assert {env.round_index for env in work.envs.values()} == {1}
@@ -277,14 +286,12 @@ async def test_a_data_stream_that_breaks_off_ends_the_pass_with_its_error() -> N
         yield from list(shared_batches(round_index, step))[:3]
         raise OSError("data file vanished")
 
-    engine: LaneEngine[NotedEnv, str] = LaneEngine(
-        num_envs=NUM_ENVS, num_lanes=2, work=work, batches=broken, stop=StopFlag()
-    )
+    engine = engine_for(work, 2, batches=broken)
     with anyio.fail_after(WAIT_S):
         await engine.build_round(0)
         with pytest.raises(OSError, match="data file vanished"):
             await engine.train_pass(0)
-        await engine.close()
+        engine.close()
 
 
 async def test_a_stop_ends_a_pass_between_two_batches() -> None:
@@ -301,7 +308,7 @@ async def test_a_stop_ends_a_pass_between_two_batches() -> None:
         await engine.build_round(0)
         with pytest.raises(InterruptedRunError, match="SIGTERM"):
             await engine.train_pass(0)
-        await engine.close()
+        engine.close()
 
     for env_id, env in work.envs.items():
         assert env.log == expected_log(env_id, 1)[: 2 + 3]
@@ -317,7 +324,6 @@ async def test_closing_does_not_wait_for_a_lane_that_hangs() -> None:
         await anyio.lowlevel.checkpoint()
     hung.abandon(RunFailedError("stalled"))
 
-    with anyio.fail_after(WAIT_S):
-        await engine.close()
+    engine.close()
     assert hung.silent_s() > 0.0
     may_end.set()

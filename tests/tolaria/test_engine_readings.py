@@ -4,11 +4,10 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from tests.tolaria.test_engine import NUM_ENVS, WAIT_S, NotedEnv, NotingWork
+from tests.tolaria.test_engine import NUM_ENVS, WAIT_S, NotedEnv, NotingWork, engine_for
 
 from esper.leyline.messages import EnvTestResult
-from esper.tolaria.engine import LaneEngine
-from esper.tolaria.stopping import StopFlag
+from esper.tolaria.engine import WorkerEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -31,18 +30,16 @@ def work() -> ReadableWork:
 
 
 @pytest.fixture
-async def engine(work: ReadableWork) -> AsyncIterator[LaneEngine[NotedEnv, str]]:
-    engine = LaneEngine(
-        num_envs=NUM_ENVS, num_lanes=2, work=work, batches=lambda *_: (), stop=StopFlag()
-    )
+async def engine(work: ReadableWork) -> AsyncIterator[WorkerEngine]:
+    engine = engine_for(work, 2, batches=lambda *_: ())
     with anyio.fail_after(WAIT_S):
         await engine.build_round(0)
         yield engine
-        await engine.close()
+        engine.close()
 
 
 async def test_every_env_is_tested_by_its_own_lane_and_reported_in_order(
-    engine: LaneEngine[NotedEnv, str], work: ReadableWork
+    engine: WorkerEngine, work: ReadableWork
 ) -> None:
     results = await engine.test_pass(3)
 
@@ -50,8 +47,8 @@ async def test_every_env_is_tested_by_its_own_lane_and_reported_in_order(
     assert all(len(env.threads) == 1 for env in work.envs.values())
 
 
-async def test_env_that_breaks_in_its_test_is_quarantined_and_told_with_the_next_message(
-    engine: LaneEngine[NotedEnv, str], work: ReadableWork
+async def test_env_that_breaks_in_its_test_is_quarantined_and_reported_with_the_next_message(
+    engine: WorkerEngine, work: ReadableWork
 ) -> None:
     work.fault = _fail_env_1_in_test
 
@@ -69,7 +66,7 @@ def _fail_env_1_in_test(what: str, env_id: int) -> None:
 
 
 async def test_snapshot_is_taken_by_the_lane_that_owns_the_env(
-    engine: LaneEngine[NotedEnv, str], work: ReadableWork
+    engine: WorkerEngine, work: ReadableWork
 ) -> None:
     for env_id in range(NUM_ENVS):
         assert await engine.snapshot(env_id) == {"env_id": env_id}

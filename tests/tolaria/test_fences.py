@@ -97,7 +97,7 @@ def test_cuda_env_waits_for_the_default_stream_of_its_device(cuda: CudaDouble) -
     assert cuda.calls == ["stream 0 waits for default of cuda:1"]
 
 
-def test_cuda_env_keeps_one_stream_and_shares_it_with_nobody(cuda: CudaDouble) -> None:
+def test_cuda_env_keeps_one_stream_and_shares_it_with_no_other_env(cuda: CudaDouble) -> None:
     one, two = CudaFence(CUDA), CudaFence(CUDA)
     for _ in range(2):
         one.synchronize()
@@ -185,7 +185,7 @@ def lose_a_batch(fence: Fence) -> None:
         raise RuntimeError("lost")
 
 
-def test_recording_fence_tells_what_happened_in_order() -> None:
+def test_recording_fence_lists_what_happened_in_order() -> None:
     stats = MemoryStats(
         allocated_bytes=1,
         reserved_bytes=2,
@@ -211,7 +211,7 @@ def test_recording_fence_tells_what_happened_in_order() -> None:
     ]
 
 
-def test_nobody_empties_the_allocators_cache() -> None:
+def test_allocators_cache_is_never_emptied() -> None:
     # Freed memory is handed to the envs of the next round; giving it back would stall them all.
     callers = [module.name for module in source_modules() if "empty_cache" in module.text]
     assert callers == []

@@ -42,7 +42,9 @@ async def test_calls_run_in_order_on_one_thread(lane: Lane) -> None:
     assert lane.thread_id != threading.get_ident()
 
 
-async def test_a_failure_is_raised_to_whoever_awaits_it_and_the_lane_lives_on(lane: Lane) -> None:
+async def test_a_failure_is_raised_to_the_caller_that_awaits_it_and_the_lane_lives_on(
+    lane: Lane,
+) -> None:
     with pytest.raises(ValueError, match="broken"):
         await lane.run(fail, ValueError("broken"))
     assert await lane.run(int, "7") == 7
@@ -114,7 +116,7 @@ async def test_an_abandoned_call_fails_at_once_and_its_late_end_is_ignored() -> 
     may_end.set()
 
 
-async def test_nothing_runs_on_an_abandoned_lane_and_nobody_waits_for_it() -> None:
+async def test_nothing_runs_on_an_abandoned_lane_and_nothing_waits_for_it() -> None:
     lane, may_end = Lane("hung"), threading.Event()
     lane.submit(may_end.wait, WAIT_S)
     while lane.silent_s() == 0.0:
@@ -222,7 +224,7 @@ async def test_the_feeder_is_never_further_ahead_than_the_bound() -> None:
     assert feeder.close(WAIT_S)
 
 
-async def test_a_stop_frees_whoever_waits_for_a_batch_or_for_room() -> None:
+async def test_a_stop_ends_every_wait_for_a_batch_or_for_room() -> None:
     stop = StopFlag()
     lane, feeder = Lane("lane"), Lane("feeder")
     empty: BatchStream[int] = BatchStream(1, stop)

@@ -11,26 +11,31 @@ import anyio.from_thread
 import anyio.lowlevel
 import pytest
 
+from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.errors import InterruptedRunError, RunFailedError
-from esper.leyline.payloads import LaneStalled
+from esper.leyline.stop_signals import SAME_REQUEST_S, STOP_SIGNALS
 from esper.tolaria.lanes import Lane
 from esper.tolaria.stopping import StopFlag
-from esper.tolaria.supervisor import STOP_SIGNALS, Watchdog, stop_signals, supervise
+from esper.tolaria.supervisor import Watchdog, stop_signals, supervise
 
 WAIT_S = 20.0
 pytestmark = pytest.mark.anyio
 
 
 def watchdog_for(
-    *lanes: Lane, stop: StopFlag, deadline_s: float = WAIT_S, told: list[LaneStalled] | None = None
+    *lanes: Lane,
+    stop: StopFlag,
+    deadline_s: float = WAIT_S,
+    reported: list[LaneStalled] | None = None,
 ) -> Watchdog:
-    reports: list[LaneStalled] = [] if told is None else told
+    reports: list[LaneStalled] = [] if reported is None else reported
     return Watchdog(
         lanes=lambda: lanes,
         env_ids_of=lambda lane: (1, 3),
         deadline_s=deadline_s,
         stop=stop,
         report=reports.append,
+        end_silent_workers=lambda deadline_s: None,
     )
 
 
@@ -106,14 +111,14 @@ async def test_the_error_of_the_run_itself_comes_through_bare() -> None:
     stop = StopFlag()
 
     async def main() -> None:
-        raise InterruptedRunError("told to stop")
+        raise InterruptedRunError("asked to stop")
 
-    with anyio.fail_after(WAIT_S), pytest.raises(InterruptedRunError, match="told to stop"):
+    with anyio.fail_after(WAIT_S), pytest.raises(InterruptedRunError, match="asked to stop"):
         await supervise(main, background=[], watchdog=watchdog_for(stop=stop))
 
 
 async def test_a_lane_that_hangs_is_reported_with_its_stack_and_ends_the_run() -> None:
-    stop, told = StopFlag(), list[LaneStalled]()
+    stop, reported = StopFlag(), list[LaneStalled]()
     may_end = threading.Event()
     hung, waiting = Lane("lane-1"), Lane("lane-0")
 
@@ -131,13 +136,13 @@ async def test_a_lane_that_hangs_is_reported_with_its_stack_and_ends_the_run() -
             group.start_soon(waiting.run, wait_for_the_other)
             group.start_soon(hung.run, conspicuous_hang)
 
-    watchdog = watchdog_for(waiting, hung, stop=stop, deadline_s=0.2, told=told)
+    watchdog = watchdog_for(waiting, hung, stop=stop, deadline_s=0.2, reported=reported)
     with anyio.fail_after(WAIT_S), pytest.raises(RunFailedError, match=r"lane-1 \(envs 1, 3\)"):
         await supervise(main, background=[], watchdog=watchdog)
 
-    assert [report.lane for report in told] == ["lane-1"]
-    assert told[0].silent_s > 0.2
-    assert "conspicuous_hang" in told[0].stack
+    assert [report.lane for report in reported] == ["lane-1"]
+    assert reported[0].silent_s > 0.2
+    assert "conspicuous_hang" in reported[0].stack
     may_end.set()
     hung.close(WAIT_S)
     assert waiting.close(WAIT_S)
@@ -187,7 +192,7 @@ async def test_a_lane_that_beats_is_left_alone_however_long_it_works() -> None:
     assert lane.close(WAIT_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_first_signal_asks_for_a_stop(number: signal.Signals) -> None:
     stop = StopFlag()
 
@@ -198,7 +203,7 @@ def test_the_first_signal_asks_for_a_stop(number: signal.Signals) -> None:
     assert stop.reason == f"received {number.name}"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_handlers_are_put_back_in_the_end(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
@@ -222,18 +227,26 @@ def test_a_thread_of_the_caller_leaves_signals_alone() -> None:
     assert found == before
 
 
-def test_the_second_signal_ends_the_process_at_once() -> None:
-    script = """
-import os, signal, time
+REPEATED = """
+import os, signal, sys, time
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals
 with stop_signals(StopFlag()):
     os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(60)
+    time.sleep(float(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGTERM)
 """
+
+
+@pytest.mark.parametrize(("pause_s", "code"), [(0.0, 0), (2 * SAME_REQUEST_S, 130)])
+def test_the_second_signal_ends_the_process_unless_it_repeats_the_first(
+    pause_s: float, code: int
+) -> None:
     # Importing torch takes most of this time. A process that outlives the signal ends with 0.
     result = subprocess.run(
-        [sys.executable, "-c", script], timeout=100, check=False, capture_output=True
+        [sys.executable, "-c", REPEATED, str(pause_s)],
+        timeout=100,
+        check=False,
+        capture_output=True,
     )
-    assert result.returncode == 130
+    assert result.returncode == code

@@ -18,8 +18,8 @@ def test_quick_evidence_trains_compares_and_reports(
 ) -> None:
     assert evidence.main(["--quick", "--out", str(tmp_path)]) == 0
 
-    told = capsys.readouterr().out
-    assert all(arm in told for arm in (*evidence.ARMS, "ppo: "))
+    output = capsys.readouterr().out
+    assert all(arm in output for arm in (*evidence.ARMS, "ppo: "))
     assert (tmp_path / "policy-1.pt").exists()
     assert 'id="growth"' in (tmp_path / "digits_growth.html").read_text(encoding="utf-8")
     report_path = tmp_path / "digits_growth.json"
@@ -59,15 +59,15 @@ def test_interrupted_training_goes_on_where_it_was(tmp_path: Path, num_lost: int
     assert weights_digest(tiny.policy) == whole
 
 
-def test_policies_are_trained_side_by_side_and_told_apart(
+def test_policies_are_trained_side_by_side_and_distinguished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     courses = [course(tmp_path, seed) for seed in (1, 2)]
 
     assert train_all(courses, tmp_path) == 0
 
-    told = capsys.readouterr().out.splitlines()
-    assert {line.partition(":")[0] for line in told} == {"policy-1", "policy-2"}
+    output = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in output} == {"policy-1", "policy-2"}
     found = [latest_checkpoint(tmp_path / "runs", KNOWN, each.seed) for each in courses]
     assert [path.read_bytes() for path in found if path is not None] == [
         each.policy.read_bytes() for each in courses
@@ -78,7 +78,7 @@ def test_policies_are_trained_side_by_side_and_told_apart(
     assert latest_checkpoint(tmp_path / "none", KNOWN, 1) is None
 
 
-def test_run_that_fails_is_told_by_its_exit_code_and_leaves_no_policy(tmp_path: Path) -> None:
+def test_run_that_fails_is_reported_by_its_exit_code_and_leaves_no_policy(tmp_path: Path) -> None:
     broken = Course(KNOWN, 1, tmp_path / "policy-1.pt", ("--envs", "0"))
 
     assert train_all([broken], tmp_path) == ExitCode.USAGE

@@ -40,7 +40,7 @@ def kept(report: ComparisonReport) -> Kept:
     return Kept(date="2026-01-01", commit="abc", machine="a machine", report=compact(report))
 
 
-def test_document_tells_the_figures_that_are_kept() -> None:
+def test_document_shows_the_figures_that_are_kept() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert text == document_of(text, read_kept()), "run 'python -m tools.evidence --document'"
 

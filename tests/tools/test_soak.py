@@ -50,7 +50,7 @@ class RecordingPool:
         return future
 
 
-def test_document_tells_the_figures_that_are_kept() -> None:
+def test_document_shows_the_figures_that_are_kept() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == document_of(read_results())
 
 
@@ -106,7 +106,7 @@ def test_soak_prints_its_figures_and_writes_them_down(
     assert "L7 legal transitions" in (tmp_path / "reliability.md").read_text(encoding="utf-8")
 
 
-def test_broken_promise_is_told_and_fails(
+def test_broken_promise_is_reported_and_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome: Future[Result] = Future()

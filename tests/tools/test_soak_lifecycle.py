@@ -4,7 +4,7 @@ import pytest
 from tools.soak.lifecycle import main
 
 
-def test_soak_tells_how_far_it_walked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_soak_prints_how_far_it_walked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--transitions", "500", "--body-transitions", "50"]) == 0
 
     pure, body = capsys.readouterr().out.splitlines()

@@ -3,7 +3,7 @@
 No orchestration, policy, telemetry or attribution: what a run of Esper grew, and when, is read from
 a replay of it. Each configuration that the run's validation looked at is one plain forward pass.
 
-`python -m tools.bench.bare_loop` runs as it is told, a line of JSON each; see `Order`.
+`python -m tools.bench.bare_loop` runs the requests on its stdin, a line of JSON each; see `Order`.
 """
 
 import sys
@@ -28,7 +28,7 @@ from esper.runtime.batches import Batch, SharedBatchIterator, batch_size_for, is
 from esper.runtime.datasets import Part
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
-from esper.simic.training.assembly.run_setup import VALIDATION_BATCH
+from esper.simic.training.assembly.worker_setup import VALIDATION_BATCH
 from tools.bench.replay import NOTHING_GROWS, EnvStep, Replay
 from tools.bench.workloads import WORKLOADS, Workload, job_of
 
@@ -55,7 +55,7 @@ class _Env:
     seed_generator: torch.Generator
 
     def become(self, now: EnvStep) -> None:
-        """Take on the seeds of a step."""
+        """Add the seeds of a step."""
         for slot_id, state in now.seeds.items():
             _grow(self.model.slot(slot_id), state, self.seed_generator)
         self.seed_optimizers.sync_with(self.model)
@@ -73,7 +73,7 @@ class _Env:
 
     @torch.inference_mode()
     def validate(self, batches: Sequence[Batch], ablations: Sequence[Ablation]) -> float:
-        """Return the mean loss of the network as it is, having looked at all configurations."""
+        """Evaluate all configurations and return the mean loss of the unablated network."""
         self.model.eval()
         losses = [self._loss(batches, ablation) for ablation in ablations]
         return losses[0]
@@ -175,7 +175,7 @@ class BareLoop:
 
 
 def main() -> int:
-    """Carry out the orders of the input: answer "ready" to one, and seconds to an empty line."""
+    """Execute the requests on stdin: reply "ready" to a request, and seconds to an empty line."""
     torch.set_num_threads(1)
     loop: BareLoop | None = None
     for line in sys.stdin:
@@ -183,7 +183,7 @@ def main() -> int:
             loop = _prepared(msgspec.json.decode(line, type=Order))
             print("ready", flush=True)
             continue
-        assert loop is not None, "told to run before it was told what"
+        assert loop is not None, "asked to run before it was set up"
         started_s = time.perf_counter()
         loop.run()
         print(time.perf_counter() - started_s, flush=True)

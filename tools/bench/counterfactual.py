@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.counterfactual import full_factorial, prefix_counts
+from esper.kasmina.counterfactual import full_factorial
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import GerminationRequest
@@ -76,7 +76,8 @@ def rows(quick: bool) -> Iterator[Row]:
     for num_seeds in range(1, 5):
         model = grown_model(num_seeds)
         ablations = full_factorial(model.blended_slots())
-        counts = prefix_counts(model.blended_slots(), ablations)
+        with torch.inference_mode():
+            counts = model.fused_forward(x, ablations).evaluated
         yield Row(
             name=f"T5 shared prefixes / tiled, active seeds: {num_seeds}",
             measured=_ratio(model, x, ablations, num_repetitions=3 if quick else 9),

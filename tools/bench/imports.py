@@ -43,8 +43,8 @@ def _rows(name: str, runs: Sequence[Counter[str]]) -> Iterator[Row]:
 def _import_times(arguments: Sequence[str]) -> Counter[str]:
     """Return the microseconds that each package takes by itself, its modules together."""
     command = [sys.executable, "-X", "importtime", "-m", *arguments]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    reported = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     times: Counter[str] = Counter()
-    for match in _LINE.finditer(told):
+    for match in _LINE.finditer(reported):
         times[match[2].partition(".")[0]] += int(match[1])
     return times

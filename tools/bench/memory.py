@@ -1,20 +1,20 @@
-"""How much memory a piece of code takes, in a process whose memory nothing else has shaped."""
+"""Peak memory of a piece of code in a fresh process."""
 
 import subprocess
 import sys
 from typing import Final
 
-_TELL_PEAK: Final = """
+_PRINT_PEAK: Final = """
 import re, pathlib
 print(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 """
 
 
 def peak_kib(code: str) -> float:
-    """Return the most memory that a process which runs this code has ever had.
+    """Return the peak memory of a process that runs this code.
 
-    The process looks itself: what the kernel tells its parent includes what the parent held.
+    The process looks itself: what the kernel reports to its parent includes what the parent held.
     """
-    command = [sys.executable, "-c", code + _TELL_PEAK]
+    command = [sys.executable, "-c", code + _PRINT_PEAK]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])

@@ -88,7 +88,7 @@ class BareHalves:
                 env_ids=tuple(range(index, workload.num_envs, len(self.processes))),
                 replay_path=str(path),
             )
-            _tell(process, msgspec.json.encode(order).decode())
+            _send(process, msgspec.json.encode(order).decode())
         for process in self.processes:
             answer = _answer(process)
             assert answer == "ready\n", f"a half of the bare loop answered {answer!r}"
@@ -97,7 +97,7 @@ class BareHalves:
         """Run both halves once and return the seconds until the later one was done."""
         started_s = time.perf_counter()
         for process in self.processes:
-            _tell(process, "")
+            _send(process, "")
         for process in self.processes:
             _answer(process)
         return time.perf_counter() - started_s
@@ -121,7 +121,7 @@ def bare_halves() -> BareHalves:
     return halves
 
 
-def _tell(process: subprocess.Popen[str], line: str) -> None:
+def _send(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()

@@ -22,15 +22,15 @@ __all__ = ["NOTHING_GROWS", "EnvStep", "Replay", "recorded_run"]
 
 
 class EnvStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What an env was made of while it was trained and validated for one step."""
+    """The seeds and configurations of an env during one step."""
 
     round: int
     env_id: int
     step: int
     seeds: dict[str, SeedState | None] = {}
-    """By slot; without any, the env is what it was."""
+    """By slot; empty if nothing changed."""
     ablations: tuple[Ablation, ...] = (NOTHING_OFF,)
-    """The configurations that the validation looked at, the network as it is first."""
+    """The validated configurations, the unablated network first."""
 
 
 class Replay(msgspec.Struct, frozen=True):

@@ -20,8 +20,10 @@ from esper.leyline.payloads import SeedFossilized
 from esper.leyline.telemetry import Draft, EventScope
 from esper.nissa.bus.feed import FEED_BYTES
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from tools.bench.pairing import spread
 from tools.bench.rows import Row, bench
 
@@ -122,7 +124,7 @@ async def _drive_clients(num_clients: int, num_events: int, rate: float | None) 
     with fresh_hub() as hub:
         app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
         async with anyio.create_task_group() as tasks:
-            address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+            address = await tasks.start(serve, app, listen(ServerAddress("127.0.0.1", 0)))
             result = await anyio.to_thread.run_sync(
                 _emit_to_clients, hub, f"ws://{address}/ws", num_clients, num_events, rate
             )
@@ -187,7 +189,7 @@ async def _producer_cpu_s(num_events: int, is_watched: bool) -> dict[str, float]
     with fresh_hub() as hub:
         app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
         async with anyio.create_task_group() as tasks:
-            address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+            address = await tasks.start(serve, app, listen(ServerAddress("127.0.0.1", 0)))
             client = _stopped_client(address) if is_watched else None
             result = await anyio.to_thread.run_sync(_work_and_emit, hub, num_events)
             if client is not None:
@@ -247,7 +249,7 @@ async def _end_s(has_stopped_client: bool) -> float:
     with fresh_hub() as hub:
         app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
         async with anyio.create_task_group() as tasks:
-            address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+            address = await tasks.start(serve, app, listen(ServerAddress("127.0.0.1", 0)))
             client = _stopped_client(address) if has_stopped_client else None
             await anyio.to_thread.run_sync(_fill_connection, hub, client is not None)
             await anyio.to_thread.run_sync(hub.close)

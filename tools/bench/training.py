@@ -18,11 +18,14 @@ import torch
 
 from esper.leyline.telemetry import EventType
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from esper.simic.training.run import Monitor
-from esper.tolaria.engine import LaneEngine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
+from esper.tolaria.worker import Worker
 from tools.bench.bare_loop import BareLoop
 from tools.bench.memory import peak_kib
 from tools.bench.pairing import BareHalves, Sample, bare_halves, sampled, seconds, spread
@@ -185,9 +188,9 @@ def telemetry_cost(is_quick: bool) -> Iterator[Row]:
     ratios = []
     for counts in repetitions(is_quick):
         silent_s = worker_cpu_s(workload, level="off")
-        told_s = worker_cpu_s(workload, num_subscribers=1)
+        subscribed_s = worker_cpu_s(workload, num_subscribers=1)
         if counts:
-            ratios.append(told_s / silent_s)
+            ratios.append(subscribed_s / silent_s)
     sample = Sample(tuple(ratios))
     yield Row(
         name="T4 telemetry normal with a subscriber / off",
@@ -230,7 +233,7 @@ def _thread_cpu_s(thread: threading.Thread) -> float:
 async def _serve_clients(num_clients: int, hub: TelemetryHub, _stop: object) -> None:
     app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
     async with anyio.create_task_group() as tasks:
-        address = await tasks.start(serve, app, ServerAddress("127.0.0.1", 0))
+        address = await tasks.start(serve, app, listen(ServerAddress("127.0.0.1", 0)))
         command = [sys.executable, "-m", "tools.bench.live_clients", f"ws://{address}/ws"]
         command += ["--clients", str(num_clients), "--events", str(PASSIVE_CLIENT)]
         async with await anyio.open_process(command, stdout=DEVNULL, stderr=DEVNULL):
@@ -307,6 +310,9 @@ class _IdleWork:
 
     def apply(self, _envs: Any, _decision: Any, _failures: Any, _beat: Any) -> Any: ...
 
+    def memory(self, _envs: Any) -> Any:
+        return {}
+
     def release(self, _env: int) -> None: ...
 
 
@@ -327,18 +333,19 @@ def dispatch(is_quick: bool) -> Iterator[Row]:
 
 
 async def _idle_pass_s(num_lanes: int, num_envs: int, num_batches: int) -> float:
-    engine = LaneEngine[int, int](
-        num_envs=num_envs,
+    worker = Worker[int, int](
+        env_ids=range(num_envs),
         num_lanes=num_lanes,
         work=_IdleWork(),
         batches=partial(_idle_batches, num_envs, num_batches),
         stop=StopFlag(),
     )
+    engine = WorkerEngine([worker], num_envs=num_envs)
     await engine.build_round(0)
     started_s = time.perf_counter()
     await engine.train_pass(0)
     passed_s = time.perf_counter() - started_s
-    await engine.close()
+    engine.close()
     return passed_s
 
 

@@ -42,7 +42,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def wait_for_event(viewer: ClientConnection, last_seq: int) -> None:
-    """Read patches until the view has come to an event."""
+    """Read patches until the view has reached an event."""
     mark = f'"last_seq":{last_seq},'
     while mark not in str(viewer.recv(timeout=60)):
         pass

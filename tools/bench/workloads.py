@@ -56,7 +56,7 @@ class Workload:
 C64: Final = Workload(name="c64", task="bench_c64", num_steps=10)
 """CIFAR-shaped: 512 samples of 2,048 per env and step, 512 for validation."""
 FLOOR: Final = Workload(name="floor", task="bench_floor", num_steps=50)
-"""The same host on next to nothing: what is left is orchestration."""
+"""The same host with almost no data, so that orchestration dominates."""
 DIGITS: Final = Workload(name="digits", task="digits", num_steps=40)
 """One round of the default job, with half of its envs: ratios are the same, in half the time."""
 GROWTH: Final = Workload(name="growth", task="bench_growth", num_steps=4)
@@ -123,7 +123,7 @@ def run_workload(
     monitors: Sequence[Monitor] = (),
     read: Callable[[Path], None] | None = None,
 ) -> TrainingResult:
-    """Run a workload to its end; `read` is shown the run's directory before it goes."""
+    """Run a workload to its end; `read` gets the run's directory before it is removed."""
     with _folder() as folder:
         job = job_of(workload, folder, lanes=lanes, level=level)
         result = run_job(job, command=command, monitors=monitors)

@@ -1,1 +1,1 @@
-"""What the learned policy is worth: the experiment, its claims, the document that tells them."""
+"""What the learned policy is worth: the experiment, its claims, the document that shows them."""

@@ -16,7 +16,7 @@ from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
 from esper.scripts.train import main as esper_train
-from esper.simic.training.assembly.run_setup import load_data
+from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.resuming import load_run, run_directory_of
 from esper.tolaria.stopping import StopFlag
 from tools.evidence.document import write_document
@@ -50,17 +50,17 @@ QUICK: Final = Plan(
         *("--rounds", "1", "--envs", "2", "--episode-length", "5"),
         *("--set", "training.lifecycle.min_training_steps=1"),
     ),
-    # Its policies have learned nothing: nobody may take them for the others.
+    # Its policies have learned nothing: they must not be taken for the others.
     folder="evidence/quick",
 )
 FLAGS: Final = ("--envs", "1")
-"""Of comparing: seeds are independent and envs of one seed are not, so that seeds tell more."""
+"""Of comparing: seeds are independent, envs of one seed are not, so more seeds count for more."""
 UNKNOWN_SEEDS: Final = "1000-1011"
-"""Clothes take half as long again as digits, and one claim is about them: fewer runs have to do."""
+"""Fashion-MNIST takes 1.5 times as long as digits and serves one claim, so it gets fewer runs."""
 NUM_NATIVE: Final = 3
 """Policies that are trained on the second data set, to measure the others by."""
 REAL_DATA: Final = ("--data", "real")
-"""Images that were made up tell nothing about clothes."""
+"""Synthetic images say nothing about Fashion-MNIST."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,7 +145,7 @@ def _compare(
     out: Path,
     *more: str,
 ) -> int:
-    """Compare arms, and tell how the policies that were trained here learned."""
+    """Compare arms, and report how the policies that were trained here learned."""
     runs = [run for policy in trained_here if (run := _training_run(policy, out)) is not None]
     return esper_train(
         [

@@ -123,7 +123,7 @@ def _better_than(name: str, others: Sequence[str], report: ComparisonReport | No
     if report is None or not learned:
         return Claim(name, text, "", Outcome.UNKNOWN)
     found = [difference(report, learned[0].arm, other) for other in others]
-    told = [
+    reported = [
         f"over `{contrast.second}`: {estimate_text(contrast.final_pp)} pp, return "
         f"{estimate_text(contrast.total_reward)}"
         for contrast in found
@@ -132,13 +132,14 @@ def _better_than(name: str, others: Sequence[str], report: ComparisonReport | No
     size = f"{len(report.seeds)} seeds, policies: {learned[0].num_policies}"
     is_large = len(report.seeds) >= MIN_SEEDS and learned[0].num_policies >= MIN_POLICIES
     is_above = all(
-        contrast.final_pp.is_above_zero and contrast.total_reward.is_above_zero
+        # The lower end decides: above zero means the whole interval is.
+        contrast.final_pp.low > 0.0 and contrast.total_reward.low > 0.0
         for contrast in found
         if contrast is not None
     )
     outcome = Outcome.MET if is_large and is_above else Outcome.NOT_MET
     return Claim(
-        name, text, "; ".join((*told, size)), Outcome.UNKNOWN if None in found else outcome
+        name, text, "; ".join((*reported, size)), Outcome.UNKNOWN if None in found else outcome
     )
 
 
@@ -152,8 +153,10 @@ def _useful(report: ComparisonReport | None) -> Claim:
     if share_pct is None:
         return Claim("S3", text, "", Outcome.UNKNOWN)
     (arm,) = learned
-    told = f"{arm.num_fossils_positive} of {arm.num_fossils_measured}, {share_pct:.1f} %"
-    return Claim("S3", text, told, Outcome.MET if share_pct >= MIN_USEFUL_PCT else Outcome.NOT_MET)
+    reported = f"{arm.num_fossils_positive} of {arm.num_fossils_measured}, {share_pct:.1f} %"
+    return Claim(
+        "S3", text, reported, Outcome.MET if share_pct >= MIN_USEFUL_PCT else Outcome.NOT_MET
+    )
 
 
 def _transferred(report: ComparisonReport | None) -> Claim:
@@ -165,11 +168,11 @@ def _transferred(report: ComparisonReport | None) -> Claim:
     if report is None or share is None:
         return Claim("S4", text, "", Outcome.UNKNOWN)
     reference = report.labels()[share.reference]
-    told = (
+    reported = (
         f"{100 * share.value:.0f} %: {share.gain_pp:.1f} pp over `{NOTHING}`, "
         f"`{reference}` {share.reference_gain_pp:.1f} pp; {len(report.seeds)} seeds"
     )
-    return Claim("S4", text, told, Outcome.MET if share.value >= MIN_SHARE else Outcome.NOT_MET)
+    return Claim("S4", text, reported, Outcome.MET if share.value >= MIN_SHARE else Outcome.NOT_MET)
 
 
 def _like_static(report: ComparisonReport | None) -> Claim:
@@ -183,7 +186,7 @@ def _like_static(report: ComparisonReport | None) -> Claim:
     if found is None or not static:
         return Claim("S5", text, "", Outcome.UNKNOWN)
     grown, scratch = learned[0], static[0]
-    told = (
+    reported = (
         f"{estimate_text(found.final_pp)} pp; {grown.train_gflops:.2f} against "
         f"{scratch.train_gflops:.2f} GFLOP, {grown.num_params_added:.0f} against "
         f"{scratch.num_params_added:.0f} parameters, {figure_text(grown.wall_s)} against "
@@ -191,4 +194,4 @@ def _like_static(report: ComparisonReport | None) -> Claim:
     )
     is_near = found.final_pp.value >= -MAX_BEHIND_PP
     is_cheaper = grown.train_gflops < scratch.train_gflops
-    return Claim("S5", text, told, Outcome.MET if is_near and is_cheaper else Outcome.NOT_MET)
+    return Claim("S5", text, reported, Outcome.MET if is_near and is_cheaper else Outcome.NOT_MET)

@@ -86,9 +86,13 @@ def _comparison(preset: str, kept: Kept) -> str:
 
 
 def _fashion(kept: Kept) -> str:
-    told = _comparison(FASHION, kept)
+    reported = _comparison(FASHION, kept)
     # There are training runs only where policies were trained on these data too.
-    return told if kept.report.learning is None else f"{told}\n\n{_training(FASHION, kept.report)}"
+    return (
+        reported
+        if kept.report.learning is None
+        else f"{reported}\n\n{_training(FASHION, kept.report)}"
+    )
 
 
 def _policies(report: ComparisonReport) -> str:

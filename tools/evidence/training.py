@@ -46,7 +46,7 @@ def train_all(courses: Sequence[Course], out: Path) -> int:
         try:
             codes = [future.result() for future in futures]
         except KeyboardInterrupt:
-            # The terminal has told the runs as well: each ends behind a checkpoint.
+            # The terminal has signalled the runs as well: each ends after a checkpoint.
             pool.shutdown(cancel_futures=True)
             return ExitCode.INTERRUPTED
     return next((code for code in codes if code), ExitCode.OK)
@@ -55,7 +55,7 @@ def train_all(courses: Sequence[Course], out: Path) -> int:
 def _train(course: Course, out: Path, num_lanes: int) -> int:
     find = partial(latest_checkpoint, runs_directory(out), course.preset, course.seed)
     begun = find()
-    code = _run_told(
+    code = _run_with_prefix(
         [
             *("ppo", "--preset", course.preset, "--seed", str(course.seed)),
             *("--telemetry-dir", str(runs_directory(out)), "--lanes", str(num_lanes)),
@@ -70,8 +70,8 @@ def _train(course: Course, out: Path, num_lanes: int) -> int:
     return code
 
 
-def _run_told(arguments: Sequence[str], name: str) -> int:
-    """Run `esper-train` and print what it tells, each line behind a name."""
+def _run_with_prefix(arguments: Sequence[str], name: str) -> int:
+    """Run `esper-train` and print its output, each line after a name."""
     command = [sys.executable, "-m", "esper.scripts.train", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

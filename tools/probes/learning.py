@@ -23,10 +23,10 @@ from esper.simic.probes.growth import Fate, draw_fate
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.assembly import control_assembly
 from esper.simic.training.assembly.control_assembly import build_control
+from esper.simic.training.assembly.engines import build_engine
 from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
-from esper.simic.training.assembly.worker_assembly import build_engine
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
@@ -121,7 +121,7 @@ def play(checkpoint: Path, seeds: Sequence[int] = HELD_OUT_SEEDS) -> Played:
         assert isinstance(setup.controller, PolicyController)
         setup.controller.is_greedy = True
         with one_thread_per_worker():
-            done = run_event_loop(partial(play_round, setup), setup.stop)
+            done = run_event_loop(partial(play_round, setup), setup.worker.stop)
         ended = {episode.env_id: episode for step in done for episode in step.record.ended}
         fates += [_fate_of(setup, env_id) for env_id in range(training.n_envs)]
         returns += [ended[env_id].task_return for env_id in range(training.n_envs)]
@@ -130,10 +130,10 @@ def play(checkpoint: Path, seeds: Sequence[int] = HELD_OUT_SEEDS) -> Played:
 
 
 def _fate_of(setup: RunSetup, env_id: int) -> Fate:
-    assert setup.probe is not None
+    assert setup.worker.probe is not None
     training = setup.job.training
     return draw_fate(
-        setup.probe,
+        setup.worker.probe,
         run_seed=training.seed,
         round_index=0,
         env_id=env_id,
@@ -151,7 +151,7 @@ def last_checkpoint(result: TrainingResult) -> Path:
 async def play_round(setup: RunSetup) -> tuple[StepResult, ...]:
     """Take the envs of a setup through one round without learning."""
     control = ControlThread(build_control(setup))
-    engine = build_engine(setup)
+    engine = build_engine(setup.worker)
     try:
         await control.begin_round(0)
         await engine.build_round(0)
@@ -168,7 +168,7 @@ async def play_round(setup: RunSetup) -> tuple[StepResult, ...]:
             ]
         )
     finally:
-        await engine.close()
+        engine.close()
         control.close()
 
 

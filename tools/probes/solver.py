@@ -213,9 +213,9 @@ def solve(
         is_open_loop: choose a schedule that depends on nothing but the step.
         has_all_variants: try every style, tempo, alpha target and speed, which takes far longer.
     """
-    assert setup.probe is not None, f"{setup.task.name} is no probe"
+    assert setup.worker.probe is not None, f"{setup.task.name} is no probe"
     return Solver(
-        work=build_probe_work(setup, setup.probe),
+        work=build_probe_work(setup.worker, setup.worker.probe),
         scheme=scheme_of(setup.job.training, setup.task),
         is_open_loop=is_open_loop,
         has_all_variants=has_all_variants,

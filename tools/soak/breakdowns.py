@@ -28,11 +28,11 @@ def fail_disk(folder: Path, moment: Moment, whole: Whole) -> None:
     telemetry_dir = folder / "failed"
     shutil.rmtree(telemetry_dir, ignore_errors=True)
     ended = Child(train_flags(telemetry_dir), folder / "failed.txt", moment).wait()
-    told = f"{moment}: exit code {ended.code}: {ended.output}"
-    assert ended.seconds_after_deed is not None, told
-    assert ended.code in FAILURE_CODES, told
-    assert "Traceback" not in ended.output, told
-    assert ended.output.count("\n") == 1, told
+    summary = f"{moment}: exit code {ended.code}: {ended.output}"
+    assert ended.seconds_after_deed is not None, summary
+    assert ended.code in FAILURE_CODES, summary
+    assert "Traceback" not in ended.output, summary
+    assert ended.output.count("\n") == 1, summary
     run_dir = only_run(telemetry_dir) if telemetry_dir.exists() else None
     if run_dir is not None:
         ended = Child(resume_flags(telemetry_dir), folder / "failed.txt").wait()
@@ -53,7 +53,7 @@ def hang(folder: Path, moment: Moment) -> float:
     assert run_dir is not None
     lines = (run_dir / OPERATIONAL_FILE).read_bytes().splitlines()
     stalls = [event for line in lines if _is_stall(event := msgspec.json.decode(line))]
-    assert len(stalls) == 1, f"{len(stalls)} stalls were told"
+    assert len(stalls) == 1, f"{len(stalls)} stalls were reported"
     assert "_do" in stalls[0]["data"]["stack"], "the stack does not show where it hangs"
     return ended.seconds_after_deed
 

@@ -73,7 +73,7 @@ class Tripwire:
     """Counts how often a run reaches each site, and injects the fault at the given moment."""
 
     moment: Moment | None
-    told_path: Path
+    noted_path: Path
     counts: dict[Site, int] = field(default_factory=lambda: dict.fromkeys(Site, 0))
 
     def install(self) -> None:
@@ -103,7 +103,7 @@ class Tripwire:
             return
         is_first = self.counts[site] == moment.index
         if is_first:
-            self.told_path.write_text(repr(time.time()))
+            self.noted_path.write_text(repr(time.time()))
         if is_first or moment.deed is Deed.NO_SPACE:
             _do(moment.deed)
 
@@ -133,7 +133,7 @@ def run_child(argv: list[str], output: Path, moment: Moment | None) -> None:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     register_tiny_tasks()
-    wire = Tripwire(moment, output.with_suffix(".told"))
+    wire = Tripwire(moment, output.with_suffix(".noted"))
     wire.install()
     code = main(argv)
     output.with_suffix(".counts").write_text(json.dumps(wire.counts))
@@ -156,7 +156,7 @@ class Child:
 
     def __init__(self, argv: list[str], output: Path, moment: Moment | None = None) -> None:
         self._output = output
-        for stale in (output, output.with_suffix(".told")):
+        for stale in (output, output.with_suffix(".noted")):
             stale.unlink(missing_ok=True)
         self._process = CONTEXT.Process(target=run_child, args=(argv, output, moment))
         self._process.start()
@@ -179,8 +179,8 @@ class Child:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-        told = self._output.with_suffix(".told")
-        after_s = ended_s - float(told.read_text()) if told.exists() else None
+        reported = self._output.with_suffix(".noted")
+        after_s = ended_s - float(reported.read_text()) if reported.exists() else None
         code = self._process.exitcode
         assert code is not None
         text = self._output.read_text(errors="replace") if self._output.exists() else ""

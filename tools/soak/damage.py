@@ -50,8 +50,8 @@ class SmallLog:
     def check(self) -> None:
         """Assert that the damage is reported and that only written events are read."""
         found = validate_run(self.run_dir)
-        is_told = bool(DAMAGE & found.num_findings.keys()) or found.num_uncovered_bytes > 0
-        assert is_told, "the damage is not told"
+        is_reported = bool(DAMAGE & found.num_findings.keys()) or found.num_uncovered_bytes > 0
+        assert is_reported, "the damage is not reported"
         try:
             open_journal(self.path, files=FileSystem(), has_checksums=True).close()
         except UnreadableFileError:

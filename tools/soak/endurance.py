@@ -112,7 +112,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
         logbook = long_run(Path(name), QUICK_S if is_quick else FULL_S)
     steady = logbook.steady()
     length = f"{logbook.num_rounds} rounds in {logbook.samples[-1].after_s:,.0f} s"
-    # In seconds memory is still warming up: the quick form can tell nothing about it.
+    # In seconds memory is still warming up: the quick form says nothing about it.
     if not is_quick:
         yield Row(
             name="L10 memory growth in ten minutes",

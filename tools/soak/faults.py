@@ -186,7 +186,7 @@ def _check_buffer(controller: PolicyController) -> None:
             assert bool(value.isfinite().all()), f"{item.name} of the buffer is not finite"
 
 
-class Told(NamedTuple):
+class RunRecord(NamedTuple):
     """The observations of a finished run."""
 
     weights: dict[tuple[int, int, int], str]
@@ -203,7 +203,7 @@ class Told(NamedTuple):
         ]
 
 
-def run_with(folder: Path, task: str, fault: Fault | None) -> Told:
+def run_with(folder: Path, task: str, fault: Fault | None) -> RunRecord:
     """Run a tiny job with an injected fault."""
     watched = Watched(fault)
     with watched_run(watched):
@@ -219,29 +219,29 @@ def run_with(folder: Path, task: str, fault: Fault | None) -> Told:
     found = validate_run(run_dir)
     assert found.is_valid, found.findings
     raw = (run_dir / EVENTS_FILE).read_bytes().splitlines()
-    return Told(
+    return RunRecord(
         watched.weights, [decode_event(line) for line in raw], [normal_form(x) or b"" for x in raw]
     )
 
 
-def check_contained(fault: Fault, told: Told, plain: Told) -> None:
+def check_contained(fault: Fault, record: RunRecord, plain: RunRecord) -> None:
     """Assert that one event reports the fault and that the other envs are unaffected."""
-    culprits = [event for event in told.events if event.event_type in CULPRIT_TYPES]
-    assert len(culprits) == 1, f"{fault}: {len(culprits)} events tell of it"
+    culprits = [event for event in record.events if event.event_type in CULPRIT_TYPES]
+    assert len(culprits) == 1, f"{fault}: {len(culprits)} events report it"
     [culprit] = culprits
     assert (culprit.round, culprit.env_id) == (fault.round, fault.env_id), culprit
     assert (
         culprit.step in (None, fault.step)
         if fault.kind is Kind.BUILD_ERROR
         else (culprit.step == fault.step)
-    ), f"{fault}: told in step {culprit.step}"
+    ), f"{fault}: reported in step {culprit.step}"
     for env_id in set(range(NUM_ENVS)) - {fault.env_id}:
-        assert told.of_env(fault.round, env_id) == plain.of_env(fault.round, env_id), (
-            f"{fault}: env {env_id} tells something else"
+        assert record.of_env(fault.round, env_id) == plain.of_env(fault.round, env_id), (
+            f"{fault}: env {env_id} has other events"
         )
     for place, digest in plain.weights.items():
         if place[0] < fault.round or (place[0] == fault.round and place[1] != fault.env_id):
-            assert told.weights[place] == digest, f"{fault}: other weights at {place}"
+            assert record.weights[place] == digest, f"{fault}: other weights at {place}"
 
 
 def random_fault(rng: random.Random, kind: Kind) -> Fault:

@@ -20,7 +20,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.jobs import layer_from_text, merge_job
 from esper.leyline.telemetry import decode_event
 from esper.nissa.analysis.normalizing import normal_form
-from esper.nissa.bus.subscribers import parse_subscription
+from esper.nissa.bus.event_filter import parse_subscription
 from esper.nissa.reading.foreign import read_foreign
 from esper.nissa.storage.blocks import parse_commit_record
 from esper.nissa.storage.journal import EVENTS_FILE

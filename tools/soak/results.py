@@ -38,6 +38,22 @@ PROMISES = {
     "run is bounded.",
     "L10": "At its end a long run uses no more memory, threads and open files than after its first "
     "third.",
+    "L13": "Visitors of the live server that send and connect as fast as they can (scans, "
+    "selections, pings, pipelined and unread requests, replays, held connections) slow a run in "
+    "wall time no more than processes without a connection that are as busy, and the memory of the "
+    "run and its server is bounded. The server is a process of its own with a lower priority; its "
+    "death does not end the run. Not promised: the speed at which the server answers others "
+    "meanwhile.",
+    "L11": "From the first instruction of either command on, one SIGINT, SIGTERM or SIGHUP ends it "
+    "with exit code 130 and without a traceback. A second signal within 200 ms counts as the "
+    "first, a later one ends the process at once. Before that instruction, for the first hundredth "
+    "of a second or so, Python's defaults apply: SIGTERM and SIGHUP end the process (a shell "
+    "reports 143 and 129), SIGINT too, or with Python's own KeyboardInterrupt. SIGHUP is ignored "
+    "below `nohup`.",
+    "L14": "A log, checksum file or operational log that somebody else truncates, appends to, "
+    "replaces, removes or links while a run writes it is noticed at the next commit and ends the "
+    "run with exit code 3 and one sentence. Resume writes only to regular files with one name in "
+    "the run's directory, and refuses links with exit code 2 before it changes anything.",
 }
 """The property that each row tests."""
 
@@ -114,11 +130,11 @@ def document_of(results: Results) -> str:
     ]
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")
-        parts.append(_told(results[name]) if name in results else "Not run yet.")
+        parts.append(_result_text(results[name]) if name in results else "Not run yet.")
     return "\n\n".join(parts) + "\n"
 
 
-def _told(result: Result) -> str:
+def _result_text(result: Result) -> str:
     rows = [
         (
             figure.name,

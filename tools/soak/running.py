@@ -25,11 +25,14 @@ MODULES = {
     "L8": ("fuzz",),
     "L9": ("siege",),
     "L10": ("endurance",),
+    "L13": ("visiting",),
+    "L11": ("startup",),
+    "L14": ("tampering",),
 }
 LONG = ("L10", "L6")
 """Started first, so that no core is left without work at the end."""
-ALONE = ("L9",)
-"""Measures CPU time, so it runs alone after the others."""
+ALONE = ("L9", "L13")
+"""They measure time, so each runs alone after the others."""
 
 
 def finished(names: Sequence[str], *, is_quick: bool) -> Iterator[tuple[str, Future[Result]]]:

@@ -10,8 +10,10 @@ from anyio.from_thread import start_blocking_portal
 
 from esper.leyline.config import Job
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from esper.nissa.storage.run_directory import build_manifest, create_run_directory
 
 LOOPBACK = "127.0.0.1"
@@ -35,7 +37,7 @@ def served_hub(
     app = build_app(source=hub.live, run_dir=hub.run_dir, security=security)
     with start_blocking_portal() as portal:
         serving = partial(serve, max_arrivals_per_s=max_arrivals_per_s)
-        running, address = portal.start_task(serving, app, ServerAddress(LOOPBACK, 0))
+        running, address = portal.start_task(serving, app, listen(ServerAddress(LOOPBACK, 0)))
         try:
             yield Served(hub, address.port)
         finally:

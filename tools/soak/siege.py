@@ -1,4 +1,4 @@
-"""The server under attack and load: nobody gets in, nothing grows, the run goes on as before."""
+"""The server under attack and load: no unauthorized access, no growth, the run is unchanged."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ from tools.soak.frames import Opcode, RawClient, frame_bytes
 from esper.leyline.config import RunOptions
 from esper.leyline.jobs import merge_job
 from esper.runtime.tasks import all_tasks
-from esper.tolaria.engine import LaneEngine
+from esper.tolaria.engine import WorkerEngine
 
 LOOPBACK = "127.0.0.1"
 TOKEN = "open sesame"
@@ -134,9 +134,9 @@ class WorkClock:
 
     def installed(self) -> "mock._patch[object]":
         """Return a patch that puts it into every engine."""
-        clock, close = self, LaneEngine.close
+        clock, close = self, WorkerEngine.close
 
-        async def closing(engine: LaneEngine[object, object]) -> None:
+        async def closing(engine: WorkerEngine) -> None:
             names = {lane.name for lane in engine.lanes} | {"control"}
             clock.seconds = sum(
                 time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
@@ -145,7 +145,7 @@ class WorkClock:
             )
             await close(engine)
 
-        return mock.patch.object(LaneEngine, "close", closing)
+        return mock.patch.object(WorkerEngine, "close", closing)
 
 
 def work_seconds(folder: Path, num_attackers: int, num_steps: int) -> float:

@@ -62,7 +62,7 @@ def stop_and_look(folder: Path, moment: Moment, whole: Whole, *, resumes: bool) 
     assert ended.code == expected, f"{moment}: exit code {ended.code}: {ended.output}"
     if run_dir is not None:
         _check_left(run_dir, ended)
-    # Nobody may still hold the port.
+    # The port must be free again.
     socket.create_server(("127.0.0.1", port)).close()
     return Stop(
         seconds=ended.seconds_after_deed,

@@ -16,7 +16,13 @@ from tools.soak.schedules import tiny_run
 from tools.soak.tiny import IMAGES
 
 from esper.nissa.storage.files import FileSystem
-from esper.nissa.storage.journal import EVENTS_FILE, cut_back, open_journal
+from esper.nissa.storage.journal import (
+    EVENTS_FILE,
+    apply_cut,
+    claim_run,
+    open_journal,
+    plan_cut,
+)
 from esper.nissa.storage.run_directory import MANIFEST_FILE
 from esper.simic.training.checkpoints.checkpoint_store import read_checkpoint
 from esper.simic.training.checkpoints.resuming import load_run
@@ -183,7 +189,9 @@ def check_opens(run_dir: Path, trace: Trace) -> None:
         return
     header = load_run(checkpoint).header
     assert header.log_seq < len(found), "a checkpoint that is ahead of its log"
-    cut_back(run_dir, header.log_seq)
+    claim = claim_run(run_dir)
+    apply_cut(claim, plan_cut(claim.path, header.log_seq))
+    claim.close()
     assert (run_dir / EVENTS_FILE).read_bytes().splitlines() == found[: header.log_seq + 1]
 
 

@@ -7,18 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TextIO
-from urllib.parse import quote
 
 import anyio
 
 from esper.karn.console.console import Console
 from esper.karn.view.view_feed import ViewFeed
 from esper.karn.web.page import serve_command
-from esper.karn.web.routes import dashboard_routes
+from esper.karn.web.server_process import run_server_process
 from esper.leyline.config import RunOptions
+from esper.leyline.live import ServeRequest
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, dashboard_url, listen
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, listen, serve
+from esper.nissa.live.token import resolve_token
 from esper.nissa.storage.run_directory import traces_directory
 
 __all__ = ["RunMonitor", "build_monitor"]
@@ -32,18 +33,25 @@ class _BoundServer:
     listener: socket.socket
     security: Security
 
-    @property
-    def url(self) -> str:
-        """Return the URL of the dashboard, including the token."""
-        port = self.listener.getsockname()[1]
-        token = self.security.token
-        query = "" if token is None else f"?token={quote(token, safe='')}"
-        return f"http://{ServerAddress(self.address.host, port)}/{query}"
+    def url(self, *, has_token: bool) -> str:
+        """Return the URL of the dashboard, with or without the token."""
+        token = self.security.token if has_token else None
+        return dashboard_url(self.address.host, self.listener, token)
+
+    def request(self, hub: TelemetryHub) -> ServeRequest:
+        """Return what the server's process needs to know."""
+        return ServeRequest(
+            run_dir=str(hub.run_dir.absolute()),
+            run_id=hub.run_id,
+            host=self.security.host,
+            token=self.security.token,
+            allowed_origins=tuple(self.security.allowed_origins),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMonitor:
-    """Runs alongside a run: updates the view, draws the console, serves the dashboard."""
+    """Runs alongside a run: draws the console, and has a process serve the dashboard."""
 
     output: TextIO | None
     """Where progress is printed; None prints nothing."""
@@ -61,15 +69,12 @@ class RunMonitor:
             request_stop: called to stop the run when the reader of its output closes the pipe.
         """
         console = None if self.output is None else self._console(self.output, hub, request_stop)
-        listeners = () if console is None else (console.on_event,)
-        feed = ViewFeed(hub.live, hub.run_dir, listeners)
         async with anyio.create_task_group() as tasks:
             if self.server is not None:
-                tasks.start_soon(self._serve, self.server, hub, feed)
-            if console is None:
-                await feed.run()
-            else:
-                await _show(console, feed)
+                request = self.server.request(hub)
+                tasks.start_soon(run_server_process, self.server.listener, request, hub)
+            if console is not None:
+                await _show(console, ViewFeed(hub.live, hub.run_dir, (console.on_event,)))
 
     def _console(
         self, output: TextIO, hub: TelemetryHub, request_stop: Callable[[str], None]
@@ -78,7 +83,9 @@ class RunMonitor:
         traces = traces_directory(hub.run_dir, self.run.profiler)
         if traces is not None:
             where.append(f"traces     {traces}")
-        address = () if self.server is None else (f"dashboard  {self.server.url}",)
+        # Without the token, which is printed once, when the server is bound.
+        url = None if self.server is None else self.server.url(has_token=False)
+        address = () if url is None else (f"dashboard  {url}",)
         # The summary is printed after the server has stopped.
         again = () if self.server is None else (f"dashboard  {serve_command(hub.run_dir)}",)
         return Console(
@@ -88,15 +95,6 @@ class RunMonitor:
             final_footer=(*where, *again),
             on_broken_pipe=partial(request_stop, "the reader of its output closed the pipe"),
         )
-
-    async def _serve(self, server: _BoundServer, hub: TelemetryHub, feed: ViewFeed) -> None:
-        app = build_app(
-            source=hub.live,
-            run_dir=hub.run_dir,
-            security=server.security,
-            routes=dashboard_routes(feed, hub.run_dir),
-        )
-        await serve(app, server.address, listener=server.listener)
 
 
 async def _show(console: Console, feed: ViewFeed) -> None:
@@ -115,11 +113,12 @@ def build_monitor(run: RunOptions, output: TextIO | None) -> RunMonitor:
         address = ServerAddress.parse(run.serve)
         security = Security(
             host=address.host,
-            token=run.serve_token,
+            token=resolve_token(run.serve_token),
             allowed_origins=frozenset(run.serve_origins),
         )
         server = _BoundServer(address=address, listener=listen(address), security=security)
-        _announce(f"dashboard at {server.url}", output)
+        url = server.url(has_token=output is not None and not run.quiet)
+        _announce(f"dashboard at {url}", output)
     return RunMonitor(output=output, run=run, server=server)
 
 

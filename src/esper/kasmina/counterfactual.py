@@ -17,7 +17,6 @@ __all__ = [
     "PrefixCounts",
     "PrefixWalk",
     "full_factorial",
-    "prefix_counts",
 ]
 
 
@@ -46,18 +45,6 @@ def full_factorial(slot_ids: Sequence[str]) -> tuple[Ablation, ...]:
         Ablation(frozenset(slot for bit, slot in enumerate(slot_ids) if index >> bit & 1))
         for index in range(1 << len(slot_ids))
     )
-
-
-def prefix_counts(blended: Sequence[str], ablations: Sequence[Ablation]) -> PrefixCounts:
-    """Compute the evaluations that `PrefixWalk` needs; `blended` is in execution order.
-
-    The host segment after a seed runs once per distinct on/off pattern of the seeds up to it. A
-    seed runs once per distinct pattern of the seeds before it in which it is on.
-    """
-    choices = [[slot in ablation.off for slot in blended] for ablation in ablations]
-    prefixes = [{tuple(choice[:depth]) for choice in choices} for depth in range(len(blended) + 1)]
-    num_seeds = sum(not prefix[-1] for level in prefixes[1:] for prefix in level)
-    return PrefixCounts(sum(map(len, prefixes)), num_seeds)
 
 
 @dataclass(eq=False, slots=True)

@@ -130,8 +130,8 @@ class SlotOperations:
 
 def tick_slots(slots: Iterable[SlotOperations]) -> None:
     """Advance slots by one step; emit the events after all of them have advanced."""
-    told = [(slot, slot.apply_outcome(lifecycle.tick(slot.state, slot.rules))) for slot in slots]
-    for slot, payloads in told:
+    pending = [(slot, slot.apply_outcome(lifecycle.tick(slot.state, slot.rules))) for slot in slots]
+    for slot, payloads in pending:
         for payload in payloads:
             slot.emit(payload)
 
@@ -150,7 +150,8 @@ def reports_of(
     for slot in listed:
         index = execution_order.index(slot.slot_id)
         report = slot.report(
-            upstream_alpha_sum=sum(alphas[:index]), downstream_alpha_sum=sum(alphas[index + 1 :])
+            upstream_alpha_sum=sum(alphas[:index], 0.0),
+            downstream_alpha_sum=sum(alphas[index + 1 :], 0.0),
         )
         if report is not None:
             reports[slot.slot_id] = report

@@ -17,7 +17,6 @@ __all__ = [
     "Contrast",
     "EpisodeMeasure",
     "Estimate",
-    "RunResponse",
     "RunRequest",
 ]
 
@@ -78,25 +77,12 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The run whose grown networks a static arm copies."""
 
 
-class RunResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a requested run, or the reason it failed."""
-
-    run: ArmRun | None = None
-    error: str = ""
-    exit_code: int = 0
-
-
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """A point estimate with its 95% confidence interval."""
 
     value: float
     low: float
     high: float
-
-    @property
-    def is_above_zero(self) -> bool:
-        """Return whether the whole interval is above zero."""
-        return self.low > 0.0
 
 
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):

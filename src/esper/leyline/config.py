@@ -30,6 +30,7 @@ __all__ = [
     "AmpDtype",
     "CompileMode",
     "DataSource",
+    "EngineKind",
     "FsyncPolicy",
     "GovernorConfig",
     "Job",
@@ -67,6 +68,19 @@ class CompileMode(StrEnum):
     DEFAULT = "default"
     REDUCE_OVERHEAD = "reduce-overhead"
     MAX_AUTOTUNE = "max-autotune"
+
+
+class EngineKind(StrEnum):
+    """What the envs of a run live in."""
+
+    AUTO = "auto"
+    """Processes where they are faster than threads."""
+    THREADS = "threads"
+    """Threads of one process."""
+    PROCESSES = "processes"
+    """Processes of this machine."""
+    RAY = "ray"
+    """Actors of a Ray cluster."""
 
 
 class AdvantageNorm(StrEnum):
@@ -237,8 +251,12 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
 class RunOptions(_Config, frozen=True, kw_only=True):
     """Options for one execution of a run; none of them affects the result."""
 
+    engine: EngineKind = EngineKind.AUTO
+    workers: PositiveInt | None = None
+    """Processes or Ray actors; None uses one per env, at most one per core."""
     lanes: PositiveInt | None = None
-    """Worker threads; None uses one per env, at most one per core."""
+    """Threads per worker. None uses one in a process or actor, and with the engine `threads` one
+    per env, at most one per core."""
     lane_deadline_s: PositiveFloat = 60.0
     telemetry_dir: str = "./runs"
     fsync: FsyncPolicy = FsyncPolicy.ROUND
@@ -252,6 +270,7 @@ class RunOptions(_Config, frozen=True, kw_only=True):
     serve: str | None = None
     """HOST:PORT of the live server; None disables it."""
     serve_token: str | None = None
+    """The token itself, or `@FILE`; None uses the environment's `ESPER_SERVE_TOKEN`, if any."""
     serve_origins: tuple[str, ...] = ()
     """Origins of other pages that may connect, such as http://dash.example:3000."""
     quiet: bool = False

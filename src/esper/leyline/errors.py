@@ -8,6 +8,7 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   ├── SlotIdError                  a slot id off the grammar
 │   ├── UnknownNameError             a task, preset, blueprint or mode that does not exist
 │   ├── UnreadableFileError          a file that is missing, damaged or not ours
+│   ├── ForeignFileError             a link or special file where a run would write
 │   ├── DeviceError                  a device that does not exist here
 │   ├── DownloadError                data that could not be fetched
 │   ├── NoDataError                  real data were requested and there are none
@@ -16,6 +17,7 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   └── EventDecodeError             a line that is not an event of this schema
 ├── EnvFaultError                 1  an env's numbers or modules broke; names slot and layer
 ├── RunFailedError                1  the run could not be carried to its end
+│   └── WorkerLostError              a worker's process or actor has ended; it can be replaced
 ├── TelemetryLostError            3  the durable log could not be written
 └── InterruptedRunError         130  a stop of the run was requested
 """
@@ -34,6 +36,7 @@ __all__ = [
     "EsperError",
     "EventDecodeError",
     "ExitCode",
+    "ForeignFileError",
     "InterruptedRunError",
     "InvalidValueError",
     "NoDataError",
@@ -45,6 +48,7 @@ __all__ = [
     "UnknownNameError",
     "UnreadableFileError",
     "UsageError",
+    "WorkerLostError",
     "nearest_name",
 ]
 
@@ -121,6 +125,16 @@ class UnreadableFileError(UsageError):
         super().__init__(f"{path}: {reason}")
 
 
+class ForeignFileError(UsageError):
+    """Raised for a link, or anything but a regular file with one name, where a run would write."""
+
+    def __init__(self, path: object, kind: str) -> None:
+        super().__init__(
+            f"{path}: is {kind}; a run writes only to regular files of its own directory: "
+            "remove it, or resume a copy of the run"
+        )
+
+
 class DeviceError(UsageError):
     """Raised for a device name that is invalid or a device that does not exist."""
 
@@ -188,6 +202,21 @@ class RunFailedError(EsperError):
     """Raised when a run cannot be carried to its end."""
 
     exit_code = ExitCode.FAILED
+
+
+class WorkerLostError(RunFailedError):
+    """Raised when a worker's process or actor has ended while it was needed."""
+
+    def __init__(
+        self, index: int, reason: str, *, env_ids: tuple[int, ...] = (), stacks: str = ""
+    ) -> None:
+        super().__init__(f"worker {index}: {reason}")
+        self.index = index
+        self.reason = reason
+        self.env_ids = env_ids
+        """The envs that its lanes were working on."""
+        self.stacks = stacks
+        """The stacks of its threads, if it hung and could still report them."""
 
 
 class TelemetryLostError(EsperError):

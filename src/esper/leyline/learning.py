@@ -31,7 +31,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True):
     num_rounds: int
     """That were completed."""
     status: str
-    """`running` where the log has no end: the run was killed, or goes on."""
+    """`running` where the log has no end: the run was killed, or is still running."""
     verdict: str
     """As of the last event."""
     reasons: tuple[str, ...]

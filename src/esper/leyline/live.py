@@ -1,7 +1,7 @@
 """The live protocol: what travels over the websocket beside the events themselves.
 
 The server sends `Hello` first, then frames. A text frame holds one JSON object per line: an event
-as it stands in `events.jsonl` (it has `event_type`), or one of the messages below (it has `type`).
+as it is in `events.jsonl` (it has `event_type`), or one of the messages below (it has `type`).
 The client may send one `Subscription`; without one it gets every event that follows the hello.
 A subscription is answered by a second hello. What follows that one obeys the subscription; events
 that were on their way before it are sent again, so a client that subscribes ignores what comes
@@ -12,7 +12,23 @@ from enum import IntEnum
 
 import msgspec
 
-__all__ = ["CloseCode", "ErrorFrame", "Gap", "Hello", "ServerMessage", "Subscription"]
+from esper.leyline.payloads import SubscriberLagged
+
+__all__ = [
+    "CloseCode",
+    "ErrorFrame",
+    "Gap",
+    "Hello",
+    "LaggedReport",
+    "LogEnd",
+    "LogPosition",
+    "ServeRequest",
+    "ServerCommand",
+    "ServerFailure",
+    "ServerMessage",
+    "ServerReport",
+    "Subscription",
+]
 
 
 class CloseCode(IntEnum):
@@ -23,6 +39,8 @@ class CloseCode(IntEnum):
     SERVER_STOPS = 1001
     TOO_MANY_BAD_MESSAGES = 1008
     LOG_UNREADABLE = 1011
+    LOG_RESTARTED = 1012
+    """A resumed run has replaced the end of the log; what was sent of it no longer holds."""
     TOO_MANY_CONNECTIONS = 1013
     LOG_INCOMPLETE = 4011
     """The run has ended and could not write its last events (4000 and up are the application's)."""
@@ -76,3 +94,47 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
     batch: bool = False
     """Frames may carry several events, one per line."""
+
+
+# --- Between a run and the process of its live server: one JSON object per line ------------------
+
+
+class ServeRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="serve"):
+    """The first line to the server's process. The token is not in its arguments, which all see."""
+
+    run_dir: str
+    run_id: str
+    host: str
+    token: str | None
+    allowed_origins: tuple[str, ...]
+
+
+class LogPosition(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="position"):
+    """How much of the log is committed; a later one replaces those before it."""
+
+    num_bytes: int
+
+
+class LogEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
+    """The run has ended; the last position is the end of its log."""
+
+    is_complete: bool
+    """False if the run could not write its last events."""
+
+
+ServerCommand = ServeRequest | LogPosition | LogEnd
+
+
+class LaggedReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lagged"):
+    """A subscriber lost events; the run reports it in its operational log."""
+
+    lagged: SubscriberLagged
+
+
+class ServerFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="failure"):
+    """The last line from a server's process that cannot go on."""
+
+    reason: str
+
+
+ServerReport = LaggedReport | ServerFailure

@@ -214,7 +214,7 @@ class ActionExecutionResult(msgspec.Struct, kw_only=True):
 
     outcomes: list[EnvOutcome] = []
     truncated_bootstrap_targets: list[tuple[int, int]] = []
-    """Pairs of env and step at which an episode is cut off while its return goes on."""
+    """Pairs of env and step at which an episode is truncated and its return continues."""
     post_action_signals: list[TrainingSignals] = []
     post_action_slot_reports: list[tuple[SeedReport, ...]] = []
     post_action_masks: list[tuple[bool, ...]] = []

@@ -106,15 +106,6 @@ class EnvFailed(Payload, frozen=True, kw_only=True):
     message: str
 
 
-class LaneStalled(Payload, frozen=True, kw_only=True):
-    """A lane recorded no heartbeat within the deadline (operational)."""
-
-    lane: str
-    silent_s: float
-    env_ids: tuple[int, ...]
-    stack: str
-
-
 class SubscriberLagged(Payload, frozen=True, kw_only=True):
     """A live subscriber was too slow and lost events (operational)."""
 
@@ -122,6 +113,12 @@ class SubscriberLagged(Payload, frozen=True, kw_only=True):
     num_dropped: int
     first_dropped_seq: int
     last_dropped_seq: int
+
+
+class LiveServerStopped(Payload, frozen=True, kw_only=True):
+    """The process of the live server ended before the run, which goes on (operational)."""
+
+    reason: str
 
 
 # --- Steps ---------------------------------------------------------------------------------------

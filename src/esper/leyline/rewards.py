@@ -247,7 +247,7 @@ class SeedRewardInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the slot still holds a seed that is not a fossil."""
+        """Return whether the slot contains a seed that is neither a fossil nor in cooldown."""
         return not self.is_fossil and self.stage not in COOLDOWN_STAGES
 
 

@@ -68,7 +68,7 @@ COOLDOWN_STAGES: Final = frozenset({Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTI
 """Stages after a failure: the module is gone, the slot is not free yet."""
 
 ADVANCEABLE_STAGES: Final = frozenset({Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING})
-"""Stages from which ADVANCE may be tried; FOSSILIZE has an operation of its own."""
+"""Stages from which ADVANCE may be tried; FOSSILIZE is a separate operation."""
 
 RETARGETABLE_STAGES: Final = frozenset({Stage.BLENDING, Stage.HOLDING})
 """Stages in which the alpha target may be set again."""

@@ -1,4 +1,4 @@
-"""Named random streams: every random choice of a run has a seed of its own, derived here."""
+"""Named random streams: every random choice of a run has its own seed, derived here."""
 
 import hashlib
 from enum import StrEnum
@@ -24,7 +24,7 @@ class StreamPurpose(StrEnum):
     PROBE = "probe"
     """Hidden draws of a probe's env."""
     SYNTHETIC = "synthetic"
-    """Data made up where no real data are."""
+    """Synthetic data where there are no real data."""
 
 
 def stream_seed(

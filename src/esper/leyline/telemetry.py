@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from esper.leyline import payloads
+from esper.leyline import engine_payloads, payloads
 from esper.leyline.errors import EventDecodeError, UnknownNameError
 from esper.leyline.payloads import Payload, Volatile
 from esper.leyline.untyped_json import decode_json
@@ -163,7 +163,9 @@ class EventType(StrEnum):
     RUN_FINISHED = "RUN_FINISHED"
     CHECKPOINT_LOADED = "CHECKPOINT_LOADED"
     LANE_STALLED = "LANE_STALLED"
+    WORKER_RESTARTED = "WORKER_RESTARTED"
     SUBSCRIBER_LAGGED = "SUBSCRIBER_LAGGED"
+    LIVE_SERVER_STOPPED = "LIVE_SERVER_STOPPED"
 
 
 class EventSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,8 +283,10 @@ _ROWS: Final = (
     _spec(payloads.AllocatorStats, _NORMAL, CountClass.ENVIRONMENT),
     _spec(payloads.MemoryWarning, _MINIMAL, CountClass.ENVIRONMENT, Severity.WARNING),
     _operational(payloads.CheckpointLoaded, Severity.INFO),
-    _operational(payloads.LaneStalled, Severity.CRITICAL),
+    _operational(engine_payloads.LaneStalled, Severity.CRITICAL),
+    _operational(engine_payloads.WorkerRestarted, Severity.WARNING),
     _operational(payloads.SubscriberLagged, Severity.WARNING),
+    _operational(payloads.LiveServerStopped, Severity.WARNING),
 )
 
 EVENT_SPECS: Final[Mapping[EventType, EventSpec]] = {row.event_type: row for row in _ROWS}

@@ -39,7 +39,7 @@ class _BoundedReader(io.RawIOBase):
         data = self._stream.read(min(size, self._room) if size >= 0 else self._room)
         self._num_bytes += len(data)
         if self._num_bytes > self._max_bytes:
-            raise UnreadableFileError(self._path, f"holds more than {self._max_bytes} bytes")
+            raise UnreadableFileError(self._path, f"contains more than {self._max_bytes} bytes")
         return data
 
     @property
@@ -85,7 +85,7 @@ def read_idx(path: Traversable, *, item_shape: tuple[int, ...], max_items: int) 
             raise UnreadableFileError(path, f"is not a {kind}: it begins with 0x{magic:08x}")
         if tuple(shape) != item_shape:
             raise UnreadableFileError(
-                path, f"holds items of shape {tuple(shape)}, not {item_shape}"
+                path, f"contains items of shape {tuple(shape)}, not {item_shape}"
             )
         if not 0 < num_items <= max_items:
             reason = f"declares {num_items} items, not 1 to {max_items}"
@@ -93,7 +93,9 @@ def read_idx(path: Traversable, *, item_shape: tuple[int, ...], max_items: int) 
         body = stream.read(num_items * item_bytes + 1)
     if len(body) != num_items * item_bytes:
         relation = "fewer" if len(body) < num_items * item_bytes else "more"
-        raise UnreadableFileError(path, f"holds {relation} than the {num_items} items it declares")
+        raise UnreadableFileError(
+            path, f"contains {relation} than the {num_items} items it declares"
+        )
     return _bytes_tensor(body).view(num_items, *item_shape)
 
 

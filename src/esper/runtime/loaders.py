@@ -25,7 +25,7 @@ Loader: TypeAlias = Callable[[TaskSpec, DataRequest], TensorDataset]
 _Attempt: TypeAlias = Callable[[DataRequest], TensorDataset | None]
 
 
-class _MakeUp(Protocol):
+class _Synthesize(Protocol):
     def __call__(self, *, note: str) -> TensorDataset: ...
 
 
@@ -72,11 +72,11 @@ def _first_available(
     request: DataRequest,
     name: str,
     attempts: Sequence[_Attempt],
-    make_up: _MakeUp,
+    synthesize: _Synthesize,
 ) -> TensorDataset:
     """Return the data of the first successful attempt, or synthetic data where allowed."""
     if request.source is DataSource.SYNTHETIC:
-        return make_up(note="the data are synthetic, as asked")
+        return synthesize(note="the data are synthetic, as requested")
     if request.data_dir is not None and not request.data_dir.is_dir():
         raise UnreadableFileError(request.data_dir, "no such directory")
     reason = "there are no files"
@@ -89,13 +89,13 @@ def _first_available(
         reason = str(error)
     if request.source is DataSource.REAL:
         raise NoDataError(name, reason)
-    return make_up(note=f"the data are synthetic because there are none of {name}: {reason}")
+    return synthesize(note=f"the data are synthetic because there are none of {name}: {reason}")
 
 
 def load_digits(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     """Load the handwritten digits that ship with Esper."""
-    make_up = partial(synthetic_images, _cnn(spec), DIGITS_SIZES)
-    return _first_available(request, "digits", [_shipped_digits], make_up)
+    synthesize = partial(synthetic_images, _cnn(spec), DIGITS_SIZES)
+    return _first_available(request, "digits", [_shipped_digits], synthesize)
 
 
 def _shipped_digits(_: DataRequest) -> TensorDataset:
@@ -115,9 +115,9 @@ def _shipped_digits(_: DataRequest) -> TensorDataset:
 def load_fashion_mnist(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     """Load Fashion-MNIST, downscaled to the host's input size."""
     host = _cnn(spec)
-    make_up = partial(synthetic_images, host, FASHION_SIZES)
+    synthesize = partial(synthetic_images, host, FASHION_SIZES)
     attempts = [_find_fashion_mnist, _fetch_fashion_mnist]
-    dataset = _first_available(request, "fashion_mnist", attempts, make_up)
+    dataset = _first_available(request, "fashion_mnist", attempts, synthesize)
     return dataset.with_images_of(host.image_size)
 
 
@@ -158,8 +158,8 @@ def _fashion_mnist(paths: Mapping[str, Path], origin: DataOrigin) -> TensorDatas
 
 def load_cifar10(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     """Load CIFAR-10."""
-    make_up = partial(synthetic_images, _cnn(spec), CIFAR_SIZES, crop_padding=CIFAR_CROP_PADDING)
-    return _first_available(request, "cifar10", [_find_cifar10, _fetch_cifar10], make_up)
+    synthesize = partial(synthetic_images, _cnn(spec), CIFAR_SIZES, crop_padding=CIFAR_CROP_PADDING)
+    return _first_available(request, "cifar10", [_find_cifar10, _fetch_cifar10], synthesize)
 
 
 def _find_cifar10(request: DataRequest) -> TensorDataset | None:
@@ -214,7 +214,9 @@ def load_text(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     assert isinstance(spec.host, TransformerHostSpec), f"{spec.name} reads text"
     block_size = spec.host.block_size
     attempts: list[_Attempt] = [partial(_text_files, block_size), partial(_help_texts, block_size)]
-    return _first_available(request, spec.dataset, attempts, partial(_made_up_text, block_size))
+    return _first_available(
+        request, spec.dataset, attempts, partial(_synthetic_text_data, block_size)
+    )
 
 
 def load_nothing(_spec: TaskSpec, _request: DataRequest) -> TensorDataset:
@@ -228,7 +230,7 @@ def _text_files(block_size: int, request: DataRequest) -> TensorDataset | None:
         return None
     paths = sorted(request.data_dir.glob("*.txt"))
     if not paths:
-        raise UnreadableFileError(request.data_dir, "holds no file whose name ends in .txt")
+        raise UnreadableFileError(request.data_dir, "contains no file whose name ends in .txt")
     text = bytearray()
     for path in paths:
         text += _head_of(path, MAX_TEXT_BYTES - len(text))
@@ -253,7 +255,7 @@ def _help_texts(block_size: int, _: DataRequest) -> TensorDataset:
     return _windowed(text, block_size, "pydoc_data.topics", DataOrigin.PACKAGE)
 
 
-def _made_up_text(block_size: int, *, note: str) -> TensorDataset:
+def _synthetic_text_data(block_size: int, *, note: str) -> TensorDataset:
     text = synthetic_text(SYNTHETIC_TEXT_BYTES)
     return _windowed(text, block_size, "synthetic text", DataOrigin.SYNTHETIC, note)
 
@@ -302,14 +304,16 @@ def _labelled_images(images: Traversable, labels: Traversable, *, image_size: in
     pixels = read_idx(images, item_shape=(image_size, image_size), max_items=MAX_IMAGES)
     classes = read_idx(labels, item_shape=(), max_items=MAX_IMAGES)
     if len(pixels) != len(classes):
-        reason = f"holds {len(classes)} labels for the {len(pixels)} images of {images.name}"
+        reason = f"contains {len(classes)} labels for the {len(pixels)} images of {images.name}"
         raise UnreadableFileError(labels, reason)
     return _labelled(pixels[:, None], classes, labels)
 
 
 def _labelled(images: Tensor, labels: Tensor, path: object) -> Split:
     if int(labels.max()) > MAX_LABEL:
-        raise UnreadableFileError(path, f"holds the label {int(labels.max())}; labels are 0 to 9")
+        raise UnreadableFileError(
+            path, f"contains the label {int(labels.max())}; labels are 0 to 9"
+        )
     return Split(inputs=images, targets=labels.long())
 
 
@@ -317,7 +321,7 @@ def _num_train(data: Split, one_in: int, path: object) -> int:
     """Return the number of training images when the last 1 / `one_in` are held out."""
     num_train = len(data) - max(1, len(data) // one_in)
     if num_train == 0:
-        raise UnreadableFileError(path, "holds a single image, but validation needs one as well")
+        raise UnreadableFileError(path, "contains a single image, but validation needs one as well")
     return num_train
 
 

@@ -4,15 +4,16 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 from esper.leyline.errors import EsperError, ExitCode, InterruptedRunError
+from esper.leyline.stop_signals import on_stop_signal
 from esper.version import __version__
 
-__all__ = ["Command", "add_version", "run_command", "told_when_interrupted"]
+__all__ = ["Command", "add_version", "explain_interruption", "interruptible", "run_command"]
 
 Command = Callable[[Namespace], int]
 
@@ -33,8 +34,7 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         return int(stop.code or 0)
     command: Command = arguments.command
     try:
-        with _told_to_end_as_by_hand():
-            code = command(arguments)
+        code = command(arguments)
         sys.stdout.flush()
     except EsperError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -62,23 +62,24 @@ def _leave_stdout_in_order() -> None:
 
 
 @contextlib.contextmanager
-def told_when_interrupted(sentence: str) -> Iterator[None]:
-    """Report `sentence` if the command is interrupted: what was saved and how to continue."""
-    try:
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt at a signal, for a command that has something to clean up.
+
+    Everything that the command imports must be loaded by then: see `startup.prepare_process`.
+    """
+    with on_stop_signal(_raise_interrupt):
         yield
-    except KeyboardInterrupt:
-        raise InterruptedRunError(sentence) from None
+
+
+def _raise_interrupt(_: signal.Signals) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _told_to_end_as_by_hand() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, so that both run the same cleanup and exit code."""
-    # Signal handlers can be set from the main thread only.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def explain_interruption(sentence: str) -> Iterator[None]:
+    """Report `sentence` if the command is interrupted: what was saved and how to continue."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
+        with interruptible():
+            yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError(sentence) from None

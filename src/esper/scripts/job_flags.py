@@ -99,6 +99,8 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         _switch("--amp", "training.amp", "train hosts with automatic mixed precision"),
         _flag("--amp-dtype", "training.amp_dtype", "dtype for --amp"),
         _flag("--compile-mode", "training.compile_mode", "torch.compile mode of the policy"),
+        _flag("--engine", "run.engine", "what the envs live in; auto takes the fastest"),
+        _flag("--workers", "run.workers", "processes or Ray actors that the envs live in", int),
         _flag("--lanes", "run.lanes", "worker threads; worker processes in a comparison", int),
         _flag(
             "--lane-deadline",
@@ -182,7 +184,8 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         _flag(
             "--serve-token",
             "run.serve_token",
-            "token clients must send; required unless on loopback",
+            "token clients must send, or @FILE; required unless on loopback; $ESPER_SERVE_TOKEN "
+            "is used if none is given",
         ),
         _many("--serve-origins", "run.serve_origins", "additional allowed web origins"),
         _switch("--quiet", "run.quiet", "print errors only"),

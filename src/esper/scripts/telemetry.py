@@ -1,5 +1,10 @@
 """`esper-telemetry`: the command that reads the telemetry of runs. Never imports torch."""
 
+from esper.scripts.startup import end_process, prepare_process
+
+if __name__ == "__main__":
+    prepare_process()  # before the imports below, which take a moment
+
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -7,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import ExitCode
-from esper.scripts.cli import add_version, run_command
+from esper.scripts.cli import add_version, interruptible, run_command
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -132,7 +137,11 @@ def _add_tail(commands: "Subparsers") -> None:
         "--json", action="store_true", help="print the raw JSON lines (default in a pipe)"
     )
     tail.add_argument("--stats", action="store_true", help="print only counts and rate at the end")
-    tail.add_argument("--token", metavar="TEXT", help="access token of the server (default: none)")
+    tail.add_argument(
+        "--token",
+        metavar="TEXT",
+        help="access token of the server, or @FILE (default: $ESPER_SERVE_TOKEN)",
+    )
     tail.set_defaults(command=_tail)
 
 
@@ -186,48 +195,59 @@ def _add_serve(commands: "Subparsers") -> None:
         "--address", metavar="HOST:PORT", help="address to listen on (default: 127.0.0.1:8765)"
     )
     serve.add_argument(
-        "--token", metavar="TEXT", help="token clients must send (default: none, loopback only)"
+        "--token",
+        metavar="TEXT",
+        help="token clients must send, or @FILE (default: $ESPER_SERVE_TOKEN; none on loopback)",
     )
     serve.set_defaults(command=_serve)
 
 
-# Each command imports only what it needs, which keeps the start-up time of `count` low.
+# Each command imports only what it needs, which keeps the start-up time of `count` low. A signal
+# ends the process at once until then, and unwinds the command afterwards: readers have child
+# processes, and files are written under a temporary name. A query has neither, and a server
+# handles signals itself.
 
 
 def _count(arguments: Namespace) -> int:
     from esper.scripts.telemetry_count import run_count  # see above
 
-    return run_count(arguments)
+    with interruptible():
+        return run_count(arguments)
 
 
 def _capture(arguments: Namespace) -> int:
     from esper.scripts.telemetry_compare import run_capture  # see above
 
-    return run_capture(arguments)
+    with interruptible():
+        return run_capture(arguments)
 
 
 def _list_baselines(arguments: Namespace) -> int:
     from esper.scripts.telemetry_compare import run_list  # see above
 
-    return run_list(arguments)
+    with interruptible():
+        return run_list(arguments)
 
 
 def _diff(arguments: Namespace) -> int:
     from esper.scripts.telemetry_compare import run_diff  # see above
 
-    return run_diff(arguments)
+    with interruptible():
+        return run_diff(arguments)
 
 
 def _tail(arguments: Namespace) -> int:
     from esper.scripts.telemetry_tail import run_tail  # see above
 
-    return run_tail(arguments)
+    with interruptible():
+        return run_tail(arguments)
 
 
 def _validate(arguments: Namespace) -> int:
     from esper.scripts.telemetry_compare import run_validate  # see above
 
-    return run_validate(arguments)
+    with interruptible():
+        return run_validate(arguments)
 
 
 def _query(arguments: Namespace) -> int:
@@ -239,7 +259,8 @@ def _query(arguments: Namespace) -> int:
 def _report(arguments: Namespace) -> int:
     from esper.scripts.telemetry_view import run_report  # see above
 
-    return run_report(arguments)
+    with interruptible():
+        return run_report(arguments)
 
 
 def _serve(arguments: Namespace) -> int:
@@ -259,4 +280,4 @@ def _print_schema(_: Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_process(main()))

@@ -13,6 +13,7 @@ import msgspec
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.live import Gap, Subscription
+from esper.nissa.live.token import resolve_token
 from esper.nissa.reading.lines import find_logs
 from esper.nissa.reading.rendering import is_worrying, render_line
 from esper.nissa.reading.tailing import LineFilter, follow_file
@@ -107,6 +108,6 @@ def _live_items(arguments: Namespace, types: list[str] | None) -> Iterator[_Item
     subscription = Subscription(
         types=types, env_ids=arguments.env or None, since=arguments.since, batch=True
     )
-    tail = LiveTail(arguments.source, subscription, token=arguments.token)
+    tail = LiveTail(arguments.source, subscription, token=resolve_token(arguments.token))
     for item in tail.items():
         yield item.text if isinstance(item, Notice) else item

@@ -1,20 +1,21 @@
 """`esper-telemetry report` and `serve`: the dashboard of a run as a file or in a browser."""
 
+import socket
 import sys
 from argparse import Namespace
 from pathlib import Path
-from urllib.parse import quote
 
 import anyio
 
 from esper.karn.report.run_report import run_directory_at, write_report
 from esper.karn.view.followed_log import follow, open_source
-from esper.karn.view.view_feed import ViewFeed
-from esper.karn.web.routes import dashboard_routes
+from esper.karn.web.run_server import RunServer
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.leyline.errors import ExitCode
+from esper.leyline.stop_signals import handled_signals
+from esper.nissa.live.address import ServerAddress, dashboard_url, listen
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.token import resolve_token
 
 __all__ = ["run_report", "run_serve"]
 
@@ -30,9 +31,14 @@ def run_report(arguments: Namespace) -> int:
 def run_serve(arguments: Namespace) -> int:
     """Serve the dashboard of a finished or running run until interrupted."""
     address = ServerAddress.parse(arguments.address or DEFAULT_SERVER_ADDRESS)
+    security = Security(host=address.host, token=resolve_token(arguments.token))
+    run_dir = run_directory_at(arguments.run)
+    open_source(run_dir)  # refuses a directory without a log before the address is printed
     try:
-        anyio.run(_serve, run_directory_at(arguments.run), address, arguments.token)
-    except KeyboardInterrupt:
+        with listen(address) as listener:
+            url = dashboard_url(address.host, listener, security.token)
+            print(f"dashboard at {url} (press Ctrl-C to stop)", flush=True)
+            anyio.run(_serve_until_signal, run_dir, security, listener)
         print(file=sys.stderr)  # so that the shell's prompt starts on a new line after ^C
     except BaseExceptionGroup as group:
         raise _only_error(group) from None
@@ -45,18 +51,32 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _only_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def _serve(run_dir: Path, address: ServerAddress, token: str | None) -> None:
-    source = open_source(run_dir)
-    feed = ViewFeed(source, run_dir)
-    app = build_app(
-        source=source,
-        run_dir=run_dir,
-        security=Security(host=address.host, token=token),
-        routes=dashboard_routes(feed, run_dir),
-    )
+async def _serve_until_signal(run_dir: Path, security: Security, listener: socket.socket) -> None:
     async with anyio.create_task_group() as tasks:
-        bound = await tasks.start(serve, app, address)
-        query = "" if token is None else f"?token={quote(token, safe='')}"
-        print(f"dashboard at http://{bound}/{query} (press Ctrl-C to stop)", flush=True)
-        tasks.start_soon(follow, source)
-        tasks.start_soon(feed.run)
+        tasks.start_soon(_end_at_signal, tasks.cancel_scope)
+        await _serve(run_dir, security, listener)
+        tasks.cancel_scope.cancel()
+
+
+async def _serve(run_dir: Path, security: Security, listener: socket.socket) -> None:
+    """Serve a run directory, again and again if its log begins again: a run may be resumed."""
+    is_restarted = True
+    while is_restarted:
+        server = RunServer(
+            source=open_source(run_dir),
+            run_dir=run_dir,
+            security=security,
+            listener=listener.dup(),
+            follow=follow,
+        )
+        is_restarted = await server.run()
+
+
+async def _end_at_signal(scope: anyio.CancelScope) -> None:
+    """Cancel the server at the first signal; those that follow change nothing.
+
+    Consumes: signals. Produces: a cancellation. Waits for: a signal. Unblocked by: cancellation.
+    """
+    with anyio.open_signal_receiver(*handled_signals()) as signals:
+        async for _ in signals:
+            scope.cancel()

@@ -1,10 +1,17 @@
 """`esper-train`: the command that trains, evaluates and compares controllers."""
 
+from esper.scripts.startup import end_process, prepare_process
+
+if __name__ == "__main__":
+    prepare_process()  # before the imports below, which take a moment
+
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
+
+import msgspec
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.jobs import Layer, merge_job, merge_layers
@@ -122,9 +129,11 @@ def _show_config(arguments: Namespace) -> int:
     from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
 
     job, _ = merge_job(*layers_from(arguments), tasks=all_tasks())
-    print_json(job)
+    token = None if job.run.serve_token is None else "(hidden)"
+    run = msgspec.structs.replace(job.run, serve_token=token)
+    print_json(msgspec.structs.replace(job, run=run))
     return ExitCode.OK
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_process(main()))

@@ -22,7 +22,7 @@ from esper.leyline.jobs import merge_job
 from esper.leyline.learning import LearningReport
 from esper.leyline.untyped_json import readable_json
 from esper.nissa.storage.files import FileSystem, write_atomically
-from esper.scripts.cli import told_when_interrupted
+from esper.scripts.cli import explain_interruption
 from esper.scripts.job_flags import add_job_flags, layers_from
 from esper.scripts.terminal import print_json
 
@@ -89,7 +89,11 @@ def add_compare_flags(parser: ArgumentParser) -> None:
 
 def run_compare(arguments: Namespace) -> int:
     """Run the missing runs of a comparison and print its report."""
-    with told_when_interrupted(
+    # Imported here, and before signals raise: they load torch, which parsing must not.
+    import esper.simic.evaluation.arms
+    import esper.simic.evaluation.compare  # noqa: F401
+
+    with explain_interruption(
         f"comparison interrupted; finished runs are saved in {arguments.out}; "
         "run the same command again to continue"
     ):
@@ -121,7 +125,7 @@ def _compare(arguments: Namespace) -> ComparisonReport:
         directory=Path(arguments.out),
         greedy=arguments.greedy,
         in_processes=True,
-        progress=None if job.run.quiet else _tell,
+        progress=None if job.run.quiet else _print_progress,
     )
     return msgspec.structs.replace(report, learning=learning)
 
@@ -151,7 +155,7 @@ def seeds_from(texts: Sequence[str]) -> list[int]:
     return seeds
 
 
-def _tell(run: ArmRun, was_found: bool) -> None:
+def _print_progress(run: ArmRun, was_found: bool) -> None:
     alone = "" if run.wall_s is None else f", {run.wall_s:.1f} s"
     how = "reused" if was_found else f"run{alone}"
     accuracies = [env.final_pct for env in run.envs]

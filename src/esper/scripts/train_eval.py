@@ -6,7 +6,6 @@ from pathlib import Path
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.evaluation import EvaluationReport, MeanScore
-from esper.scripts.cli import told_when_interrupted
 from esper.scripts.terminal import print_json
 
 __all__ = ["add_eval_flags", "run_eval"]
@@ -54,23 +53,11 @@ def add_eval_flags(parser: ArgumentParser) -> None:
 
 def run_eval(arguments: Namespace) -> int:
     """Evaluate a checkpoint's controller on fresh envs and the test split."""
-    with told_when_interrupted(
-        "evaluation interrupted; no results were saved; run the same command again to restart it"
-    ):
-        report = _evaluate(arguments)
-        if arguments.json:
-            print_json(report)
-        else:
-            print(*_lines(report), sep="\n")
-    return ExitCode.OK
-
-
-def _evaluate(arguments: Namespace) -> EvaluationReport:
     # Both import torch.
     from esper.simic.evaluation.builtin import checkpoint_at
     from esper.simic.evaluation.evaluate import evaluate_policy
 
-    return evaluate_policy(
+    report = evaluate_policy(
         checkpoint_at(arguments.checkpoint),
         seeds=arguments.seeds,
         greedy=arguments.greedy,
@@ -79,6 +66,11 @@ def _evaluate(arguments: Namespace) -> EvaluationReport:
         data_dir=arguments.data_dir,
         save_model=arguments.save_model,
     )
+    if arguments.json:
+        print_json(report)
+    else:
+        print(*_lines(report), sep="\n")
+    return ExitCode.OK
 
 
 def _lines(report: EvaluationReport) -> Iterable[str]:

@@ -1,43 +1,49 @@
-"""The engine: runs the training, validation and test passes of a round's envs on lanes.
+"""The engine: runs the passes of a round's envs by sending commands to their workers.
 
-`Engine` is the interface the trainer uses. `LaneEngine` implements it with threads of this
-process; the operations on an env are passed in as `EnvWork`.
+`Engine` is the interface the trainer uses. `WorkerEngine` implements it over ports to workers,
+which may be threads of this process, processes of their own or Ray actors.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import io
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
+import torch
+
+from esper.leyline.engine_payloads import WorkerRestarted
 from esper.leyline.messages import (
     ActionExecutionResult,
-    EnvEvidence,
     EnvFailure,
     EnvTestResult,
-    Phase,
     StepDecision,
     StepEvidence,
     StepOutcome,
 )
-from esper.tolaria.containment import Place, contained
-from esper.tolaria.lanes import BatchStream, Lane, feed, wait_for_all
-from esper.tolaria.stopping import StopFlag
+from esper.leyline.workers import (
+    Apply,
+    Build,
+    Command,
+    MemoryStats,
+    Reply,
+    Snapshot,
+    Test,
+    Train,
+    Validate,
+    decision_for,
+    merge_replies,
+)
+from esper.tolaria.lanes import Lane, wait_for_all
 
-__all__ = ["Engine", "EnvWork", "LaneEngine"]
-
-E = TypeVar("E")
-B = TypeVar("B")
-B_contra = TypeVar("B_contra", contravariant=True)
-P = ParamSpec("P")
-T = TypeVar("T")
-
-STREAM_DEPTH: Final = 3
-"""Maximum number of batches queued for a lane."""
+__all__ = ["Engine", "Port", "WorkerEngine"]
 
 
 class Engine(Protocol):
     """Runs the passes of all envs of a round."""
+
+    def start_round(self, round_index: int) -> None:
+        """Start what a round begins with, building and the first passes, without waiting."""
+        ...
 
     async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
         """Build the round's envs and release those of the previous round."""
@@ -63,301 +69,187 @@ class Engine(Protocol):
         """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
         ...
 
-    async def close(self) -> None:
-        """Release the envs and stop the threads."""
+    def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
+        """Return the memory statistics of the envs' devices, as of the end of the last round."""
+        ...
+
+    def close(self) -> None:
+        """Release the envs and end the workers."""
         ...
 
 
-class EnvWork(Protocol[E, B_contra]):
-    """The operations a lane runs on its envs, all synchronously on the lane's thread."""
+class Port(Protocol):
+    """The driver's end of a worker."""
 
-    def build(self, round_index: int, env_id: int) -> E:
-        """Build an env."""
-        ...
-
-    def begin_train(self, env: E, step: int) -> None:
-        """Prepare an env for its train pass."""
-        ...
-
-    def train_batch(self, env: E, batch_index: int, batch: B_contra) -> None:
-        """Train on the env's share of one batch."""
-        ...
-
-    def finish_train(self, env: E) -> None:
-        """Synchronize with the device once and read the metrics the pass has accumulated."""
-        ...
-
-    def validate(self, env: E, step: int, beat: Callable[[], None]) -> EnvEvidence:
-        """Validate the env; `beat` is called between batches."""
-        ...
-
-    def apply(
-        self,
-        envs: Sequence[E],
-        decision: StepDecision,
-        failures: list[EnvFailure],
-        beat: Callable[[], None],
-    ) -> ActionExecutionResult:
-        """Apply the decisions of a lane's envs, in env order, and advance their slots by one step.
-
-        An env whose decision raises is appended to `failures` and left out of the result; `beat`
-        is called between envs.
-        """
-        ...
-
-    def test(self, env: E, beat: Callable[[], None]) -> EnvTestResult:
-        """Evaluate the env on the test split; `beat` is called between batches."""
-        ...
-
-    def snapshot(self, env: E) -> dict[str, Any] | None:
-        """Return copies of what is needed to rebuild the env's network; None without a network."""
-        ...
-
-    def release(self, env: E) -> None:
-        """Release an env's resources."""
-        ...
-
-
-@dataclass(eq=False, slots=True)
-class EnvGroup(Generic[E, B]):
-    """A lane, the envs that only it accesses, and its queue of batches.
-
-    All methods but `take_failures` run on the lane. An exception in an env's work quarantines that
-    env only; the caller that reads the failures decides what they mean for the run.
-    """
-
-    lane: Lane
-    env_ids: tuple[int, ...]
-    work: EnvWork[E, B]
-    stream: BatchStream[Sequence[B]]
-    live: dict[int, E] = field(default_factory=dict)
-    """Envs of this round that have not failed."""
-    failures: list[EnvFailure] = field(default_factory=list)
-    """Failures that have not been reported yet."""
-
-    def build(self, round_index: int) -> None:
-        """Release the envs of the previous round and build those of this round."""
-        self.release()
-        for env_id in self.env_ids:
-            env = self._try(Place(Phase.BUILD), env_id, self.work.build, round_index, env_id)
-            if env is not None:
-                self.live[env_id] = env
-            self.lane.beat()
-
-    def train(self, step: int) -> None:
-        """Train all envs on each batch of the stream before the next one is taken."""
-        for env_id, env in list(self.live.items()):
-            self._try(Place(Phase.TRAIN, step), env_id, self.work.begin_train, env, step)
-        for batch_index, shares in enumerate(iter(self.stream.get, None)):
-            place = Place(Phase.TRAIN, step, batch_index)
-            for env_id, env in list(self.live.items()):
-                share = shares[env_id]
-                self._try(place, env_id, self.work.train_batch, env, batch_index, share)
-            self.lane.beat()
-        for env_id, env in list(self.live.items()):
-            self._try(Place(Phase.TRAIN, step), env_id, self.work.finish_train, env)
-
-    def validate(self, step: int) -> dict[int, EnvEvidence]:
-        """Validate the envs one after another."""
-        place, beat = Place(Phase.VALIDATE, step), self.lane.beat
-        found = {
-            env_id: self._try(place, env_id, self.work.validate, env, step, beat)
-            for env_id, env in list(self.live.items())
-        }
-        return {env_id: evidence for env_id, evidence in found.items() if evidence is not None}
-
-    def apply(self, decision: StepDecision) -> ActionExecutionResult:
-        """Apply the decisions of all live envs in one call."""
-        broken: list[EnvFailure] = []
-        result = self.work.apply([*self.live.values()], decision, broken, self.lane.beat)
-        for failure in broken:
-            del self.live[failure.env_id]
-        self.failures += broken
-        return result
-
-    def test(self, step: int) -> dict[int, EnvTestResult]:
-        """Evaluate the envs on the test split one after another."""
-        place, beat = Place(Phase.VALIDATE, step), self.lane.beat
-        found = {
-            env_id: self._try(place, env_id, self.work.test, env, beat)
-            for env_id, env in list(self.live.items())
-        }
-        return {env_id: result for env_id, result in found.items() if result is not None}
-
-    def snapshot(self, env_id: int) -> dict[str, Any] | None:
-        """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
-        env = self.live.get(env_id)
-        if env is None:
-            return None
-        return self._try(Place(Phase.VALIDATE), env_id, self.work.snapshot, env)
-
-    def release(self) -> None:
-        """Release all live envs."""
-        for env in self.live.values():
-            self.work.release(env)
-        self.live.clear()
-
-    def take_failures(self) -> list[EnvFailure]:
-        """Return the failures that have not been reported yet, and clear them."""
-        taken, self.failures = self.failures, []
-        return taken
-
-    def _try(
-        self,
-        place: Place,
-        env_id: int,
-        call: Callable[P, T],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T | None:
-        with contained(self.failures, env_id, place):
-            return call(*args, **kwargs)
-        self.live.pop(env_id, None)
-        return None
-
-
-class LaneEngine(Generic[E, B]):
-    """The threaded engine: each env belongs to one lane, and one feeder thread serves all lanes."""
-
-    def __init__(
-        self,
-        *,
-        num_envs: int,
-        num_lanes: int,
-        work: EnvWork[E, B],
-        batches: Callable[[int, int], Iterable[Sequence[B]]],
-        stop: StopFlag,
-    ) -> None:
-        """Start the threads.
-
-        Args:
-            num_envs: envs per round.
-            num_lanes: threads to spread the envs over, capped at the number of envs.
-            work: the operations on an env.
-            batches: returns the training stream of a (round, step); an item has one share per env.
-            stop: checked between batches.
-        """
-        self._num_envs = num_envs
-        self._batches = batches
-        self._round_index = 0
-        self._feeder = Lane("feeder")
-        self._groups = [
-            EnvGroup(
-                lane=Lane(f"lane-{index}"),
-                env_ids=tuple(range(index, num_envs, num_lanes)),
-                work=work,
-                stream=BatchStream[Sequence[B]](STREAM_DEPTH, stop),
-            )
-            for index in range(min(num_lanes, num_envs))
-        ]
+    @property
+    def env_ids(self) -> tuple[int, ...]:
+        """Return the envs that the worker owns."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """Return all threads, for the watchdog."""
-        return (*(group.lane for group in self._groups), self._feeder)
+        """Return the worker's threads if they belong to this process, for the watchdog."""
 
     def env_ids_of(self, lane: Lane) -> tuple[int, ...]:
-        """Return the envs that a lane owns."""
-        owned = (group.env_ids for group in self._groups if group.lane is lane)
-        return next(owned, ())
+        """Return the envs that a lane of this process owns."""
+
+    def submit(self, command: Command) -> "Future[Reply]":
+        """Queue a command; replies become available in the order of submission."""
+
+    def report_restarts_to(self, report: Callable[[WorkerRestarted], object]) -> None:
+        """Call `report` with the event about each time that the worker was replaced."""
+
+    def end_if_silent(self, deadline_s: float) -> None:
+        """End a worker of another process that has had no heartbeat for too long."""
+
+    def close(self) -> None:
+        """End the worker."""
+
+
+class WorkerEngine:
+    """Spreads the envs of a round over workers.
+
+    Only decisions make a worker wait: the passes of the next step are queued behind the decisions
+    of this step, and those of the next round behind the last step of this round.
+    """
+
+    def __init__(
+        self, ports: Sequence[Port], *, num_envs: int, is_queued_ahead: bool = True
+    ) -> None:
+        """Drive workers that together own all envs.
+
+        Args:
+            ports: to the workers.
+            num_envs: envs per round.
+            is_queued_ahead: False sends each command when its result is asked for; results are
+                the same, and one step ends before the next begins.
+        """
+        self._is_queued_ahead = is_queued_ahead
+        self._ports = tuple(ports)
+        self._num_envs = num_envs
+        self._round_index = 0
+        self._ahead: dict[Command, list[Future[Reply]]] = {}
+        """Commands that were sent before their result was asked for."""
+        self._failures: list[EnvFailure] = []
+        """Failures since the last message to the trainer."""
+        self._data_wait_s = 0.0
+        self._memory: dict[str, MemoryStats] = {}
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Return the workers' threads of this process, for the watchdog."""
+        return tuple(lane for port in self._ports for lane in port.lanes)
+
+    def env_ids_of(self, lane: Lane) -> tuple[int, ...]:
+        """Return the envs that a lane of this process owns."""
+        return tuple(env_id for port in self._ports for env_id in port.env_ids_of(lane))
+
+    def report_restarts_to(self, report: Callable[[WorkerRestarted], object]) -> None:
+        """Call `report` with the event about each worker that was lost and replaced."""
+        for port in self._ports:
+            port.report_restarts_to(report)
+
+    def end_silent_workers(self, deadline_s: float) -> None:
+        """End workers of other processes that have had no heartbeat for too long."""
+        for port in self._ports:
+            port.end_if_silent(deadline_s)
+
+    def start_round(self, round_index: int) -> None:
+        """Start what a round begins with: building its envs and their first passes."""
+        self._send_ahead(Build(round=round_index), Train(step=0), Validate(step=0))
 
     async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
         """Build the round's envs and release those of the previous round."""
         self._round_index = round_index
-        await wait_for_all([group.lane.submit(group.build, round_index) for group in self._groups])
+        await self._run(Build(round=round_index))
         return self._take_failures()
 
     async def train_pass(self, step: int) -> None:
-        """Train every env for one host epoch on the batches of the feeder thread."""
-        streams = [group.stream for group in self._groups]
-        feeding = self._feeder.submit(feed, self._batches(self._round_index, step), streams)
-        feeding.add_done_callback(self._end_starved_streams)
-        calls: list[Future[Any]] = [group.lane.submit(group.train, step) for group in self._groups]
-        await wait_for_all([*calls, feeding])
+        """Train every env for one host epoch."""
+        self._data_wait_s += (await self._run(Train(step=step))).costs.data_wait_s
 
     async def validate_pass(self, step: int) -> StepEvidence:
         """Validate every env, including ablations, and return the evidence since the last step."""
-        calls = [group.lane.submit(group.validate, step) for group in self._groups]
-        found = _joined(await wait_for_all(calls))
+        reply = await self._run(Validate(step=step))
+        found = {item.env_id: item for item in reply.evidence}
+        data_wait_s, self._data_wait_s = self._data_wait_s, 0.0
         return StepEvidence(
             round=self._round_index,
             step=step,
             envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
             failures=self._take_failures(),
-            feeder_wait_s=sum(group.stream.take_waited_s() for group in self._groups),
+            feeder_wait_s=data_wait_s,
         )
 
     async def apply(self, decision: StepDecision) -> StepOutcome:
         """Apply one decision per env and advance the slots by one step."""
-        calls = [group.lane.submit(group.apply, decision) for group in self._groups]
-        results = await wait_for_all(calls)
-        return _joined_outcome(decision, results, self._num_envs, self._take_failures())
+        calls = [
+            port.submit(Apply(decision=decision_for(decision, port.env_ids)))
+            for port in self._ports
+        ]
+        if not decision.is_last_step:
+            self._send_ahead(Train(step=decision.step + 1), Validate(step=decision.step + 1))
+        reply = await self._merged(calls)
+        self._memory |= reply.costs.memory
+        executed = reply.executed or ActionExecutionResult()
+        found = {outcome.env_id: outcome for outcome in executed.outcomes}
+        return StepOutcome(
+            round=decision.round,
+            step=decision.step,
+            envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
+            failures=self._take_failures(),
+            truncated_bootstrap_targets=tuple(executed.truncated_bootstrap_targets),
+            post_action_signals=tuple(executed.post_action_signals),
+            post_action_slot_reports=tuple(executed.post_action_slot_reports),
+            post_action_masks=tuple(executed.post_action_masks),
+        )
 
     async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
         """Evaluate every env on the test split, which no decision depends on."""
-        calls = [group.lane.submit(group.test, step) for group in self._groups]
-        found = _joined(await wait_for_all(calls))
+        found = {item.env_id: item for item in (await self._run(Test(step=step))).tests}
         return tuple(found.get(env_id) for env_id in range(self._num_envs))
 
     async def snapshot(self, env_id: int) -> dict[str, Any] | None:
         """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
-        group = next(group for group in self._groups if env_id in group.env_ids)
-        return await group.lane.run(group.snapshot, env_id)
+        port = next(port for port in self._ports if env_id in port.env_ids)
+        reply = await self._merged([port.submit(Snapshot(env_id=env_id))])
+        return None if reply.snapshot is None else _decoded(reply.snapshot)
 
-    async def close(self) -> None:
-        """Release the envs and stop the threads; the envs of an abandoned lane are not released."""
-        groups = [group for group in self._groups if not group.lane.is_abandoned]
-        try:
-            await wait_for_all([group.lane.submit(group.release) for group in groups])
-        finally:
-            for lane in self.lanes:
-                lane.close()
+    def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
+        """Return the memory statistics of the envs' devices, as of the end of the last round."""
+        return tuple(sorted(self._memory.items()))
+
+    def close(self) -> None:
+        """Release the envs and end the workers."""
+        for port in self._ports:
+            port.close()
+
+    async def _run(self, command: Command) -> Reply:
+        """Return the merged replies of all workers to a command, sent ahead or now."""
+        calls = self._ahead.pop(command) if command in self._ahead else self._send(command)
+        return await self._merged(calls)
+
+    async def _merged(self, calls: "Sequence[Future[Reply]]") -> Reply:
+        reply = merge_replies(await wait_for_all(calls))
+        self._failures += reply.failures
+        return reply
 
     def _take_failures(self) -> tuple[EnvFailure, ...]:
-        found = [failure for group in self._groups for failure in group.take_failures()]
-        return tuple(sorted(found, key=lambda failure: failure.env_id))
+        found, self._failures = self._failures, []
+        return tuple(sorted(found, key=_env_id))
 
-    def _end_starved_streams(self, feeding: Future[int]) -> None:
-        """Unblock lanes waiting for batches if the feeder failed; its error is raised later."""
-        if feeding.exception() is not None:
-            for group in self._groups:
-                group.stream.end()
+    def _send_ahead(self, *commands: Command) -> None:
+        if self._is_queued_ahead:
+            for command in commands:
+                self._ahead[command] = self._send(command)
 
-
-def _joined(found: Iterable[dict[int, T]]) -> dict[int, T]:
-    return {env_id: item for part in found for env_id, item in part.items()}
+    def _send(self, command: Command) -> "list[Future[Reply]]":
+        return [port.submit(command) for port in self._ports]
 
 
-def _joined_outcome(
-    decision: StepDecision,
-    results: Sequence[ActionExecutionResult],
-    num_envs: int,
-    failures: tuple[EnvFailure, ...],
-) -> StepOutcome:
-    """Merge the lanes' results in env order."""
-    found = {outcome.env_id: outcome for result in results for outcome in result.outcomes}
-    truncated = sorted(
-        (
-            row
-            for result in results
-            for row in zip(
-                result.truncated_bootstrap_targets,
-                result.post_action_signals,
-                result.post_action_slot_reports,
-                result.post_action_masks,
-                strict=True,
-            )
-        ),
-        key=itemgetter(0),
-    )
-    return StepOutcome(
-        round=decision.round,
-        step=decision.step,
-        envs=tuple(found.get(env_id) for env_id in range(num_envs)),
-        failures=failures,
-        truncated_bootstrap_targets=tuple(target for target, _, _, _ in truncated),
-        post_action_signals=tuple(signals for _, signals, _, _ in truncated),
-        post_action_slot_reports=tuple(reports for _, _, reports, _ in truncated),
-        post_action_masks=tuple(masks for _, _, _, masks in truncated),
-    )
+def _env_id(failure: EnvFailure) -> int:
+    return failure.env_id
+
+
+def _decoded(state: bytes) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(io.BytesIO(state), weights_only=True)
+    return loaded

@@ -13,34 +13,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from esper.leyline.workers import MemoryStats
+
 __all__ = [
     "CpuFence",
     "CudaFence",
     "Fence",
     "FenceCall",
-    "MemoryStats",
     "RecordingFence",
     "build_fence",
     "drain",
     "transfer_to",
 ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryStats:
-    """Memory statistics of a device's allocator."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-    free_bytes: int
-    total_bytes: int
-    num_retries: int
-    num_ooms: int
-
-    @property
-    def used_fraction(self) -> float:
-        """Return the fraction of the device memory in use, by any process."""
-        return 1 - self.free_bytes / self.total_bytes
 
 
 class Fence(Protocol):

@@ -23,10 +23,11 @@ from torch.profiler import record_function
 
 from esper.tolaria.stopping import StopFlag, beat_at_checkpoints
 
-__all__ = ["BatchStream", "Lane", "feed", "lane_stacks", "wait_for_all"]
+__all__ = ["BatchStream", "Lane", "feed", "joined", "lane_stacks", "wait_for_all"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 B = TypeVar("B")
 
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -38,8 +39,15 @@ POLL_S: Final = 0.05
 class Lane:
     """One worker thread; a daemon, so that a hung call cannot keep the process alive."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_beat: Callable[[float | None], None] | None = None) -> None:
+        """Start the thread.
+
+        Args:
+            name: of the thread, in stacks and traces.
+            on_beat: called with the time of every heartbeat, and with None when the lane is idle.
+        """
         self.name = name
+        self._on_beat = on_beat
         self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
         self._current: _Call[Any] | None = None
         # Time of the current call's last heartbeat; None while the lane is idle.
@@ -79,7 +87,7 @@ class Lane:
 
     def beat(self) -> None:
         """Record a heartbeat, between batches and at each cancellation point of the lane."""
-        self._last_beat_s = time.monotonic()
+        self._record_beat(time.monotonic())
 
     def silent_s(self) -> float:
         """Return the seconds since the current call's last heartbeat; 0 while the lane is idle."""
@@ -92,6 +100,11 @@ class Lane:
         call = self._current
         if call is not None:
             call.fail(error)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                queued = self._calls.get_nowait()
+                if queued is not None:
+                    queued.fail(error)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Stop the thread after its queued calls; return whether it ended within the timeout.
@@ -111,7 +124,12 @@ class Lane:
             with record_function(f"{self.name}: {call.name}"):
                 call.run()
             self._current = None
-            self._last_beat_s = None
+            self._record_beat(None)
+
+    def _record_beat(self, at_s: float | None) -> None:
+        self._last_beat_s = at_s
+        if self._on_beat is not None:
+            self._on_beat(at_s)
 
 
 class _Call(Generic[T]):
@@ -169,6 +187,44 @@ class _Arrival:
     async def wait(self) -> None:
         """Wait until all futures are done."""
         await self._event.wait()
+
+
+class _Joining(Generic[T, R]):
+    """Sets one future once all of several futures are done."""
+
+    __slots__ = ("_combine", "_futures", "_lock", "_num_left", "future")
+
+    def __init__(self, futures: Sequence[Future[T]], combine: Callable[[list[T]], R]) -> None:
+        self.future: Future[R] = Future()
+        self._futures = futures
+        self._combine = combine
+        self._lock = threading.Lock()
+        self._num_left = len(futures)
+
+    def count(self, _: object) -> None:
+        """Count one more future as done."""
+        with self._lock:
+            self._num_left -= 1
+            is_last = self._num_left == 0
+        if is_last:
+            self.finish()
+
+    def finish(self) -> None:
+        """Set the combined result, or the first failure in the order of the futures."""
+        try:
+            self.future.set_result(self._combine([future.result() for future in self._futures]))
+        except BaseException as error:
+            self.future.set_exception(error)
+
+
+def joined(futures: Sequence[Future[T]], combine: Callable[[list[T]], R]) -> Future[R]:
+    """Return a future of the combined results of several futures, once all of them are done."""
+    joining = _Joining(futures, combine)
+    if not futures:
+        joining.finish()
+    for future in futures:
+        future.add_done_callback(joining.count)
+    return joining.future
 
 
 async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:

@@ -21,24 +21,37 @@ class StopFlag:
     `set` takes no lock, so it is safe to call from a signal handler.
     """
 
-    def __init__(self, event: threading.Event | None = None) -> None:
+    def __init__(
+        self, event: threading.Event | None = None, *, parent: "StopFlag | None" = None
+    ) -> None:
         """Start unset.
 
         Args:
             event: an event with which the caller can request a stop.
+            parent: a flag that sets this one too.
         """
         self._event = threading.Event() if event is None else event
+        self._parent = parent
         self._is_asked = False
-        self.reason = "a stop was requested"
+        self._reason = "a stop was requested"
+
+    @property
+    def reason(self) -> str:
+        """Return why a stop was requested."""
+        if self._parent is not None and self._parent.is_set():
+            return self._parent.reason
+        return self._reason
 
     def set(self, reason: str) -> None:
         """Request a stop; only the first reason is reported."""
         if not self.is_set():
-            self.reason = reason
+            self._reason = reason
             self._is_asked = True
 
     def is_set(self) -> bool:
         """Return whether a stop was requested."""
+        if self._parent is not None and self._parent.is_set():
+            return True
         return self._is_asked or self._event.is_set()
 
     def checkpoint(self) -> None:

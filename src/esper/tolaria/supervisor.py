@@ -2,9 +2,8 @@
 
 import contextlib
 import logging
-import os
+import math
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from esper.leyline.errors import ExitCode, RunFailedError
-from esper.leyline.payloads import LaneStalled
+from esper.leyline.engine_payloads import LaneStalled
+from esper.leyline.errors import RunFailedError
+from esper.leyline.stop_signals import on_stop_signal
 from esper.tolaria.lanes import Lane, lane_stacks
 from esper.tolaria.stopping import StopFlag
 
@@ -26,7 +26,6 @@ T = TypeVar("T")
 
 WATCH_INTERVAL_S: Final = 0.25
 LINGER_S: Final = 15.0
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Watchdog:
@@ -40,6 +39,7 @@ class Watchdog:
         deadline_s: float,
         stop: StopFlag,
         report: Callable[[LaneStalled], object],
+        end_silent_workers: Callable[[float], None],
         reported_in: str = "operational.jsonl",
     ) -> None:
         """Monitor the lanes that `lanes` returns at each check.
@@ -50,6 +50,8 @@ class Watchdog:
             deadline_s: seconds without a heartbeat before a lane counts as hung.
             stop: set to stop the other lanes when one is abandoned.
             report: called with the event about the stalled lane.
+            end_silent_workers: called at each check with the deadline; ends workers of other
+                processes that hang, which does not end the run, and passes a stop on to them.
             reported_in: the file that contains its stack, for the message.
         """
         self._lanes = lanes
@@ -57,6 +59,7 @@ class Watchdog:
         self._deadline_s = deadline_s
         self._stop = stop
         self._report = report
+        self._end_silent_workers = end_silent_workers
         self._reported_in = reported_in
         self.failure: RunFailedError | None = None
 
@@ -82,7 +85,9 @@ class Watchdog:
                 )
                 awake_since_s = now_s
             # No lane can record a heartbeat in a suspended process, so the deadline starts again.
-            if now_s - awake_since_s > self._deadline_s:
+            is_awake = now_s - awake_since_s > self._deadline_s
+            self._end_silent_workers(self._deadline_s if is_awake else math.inf)
+            if is_awake:
                 self._give_up_silent()
 
     def _give_up_silent(self) -> None:
@@ -179,25 +184,14 @@ def _first_of(errors: BaseExceptionGroup[E]) -> E:
 
 @contextlib.contextmanager
 def stop_signals(stop: StopFlag) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a cooperative stop; a second one exits immediately.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a cooperative stop; a second one exits at once.
 
     These are process-level handlers rather than a task of the event loop, so that they also apply
     before the loop starts and during cleanup after it has ended.
     """
-    # Python delivers signals to the main thread only; elsewhere the caller uses the stop flag.
-    if threading.current_thread() is not threading.main_thread():
+    with on_stop_signal(partial(_request_stop, stop)):
         yield
-        return
-    handler = partial(_on_signal, stop)
-    previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in previous.items():
-            signal.signal(number, former)
 
 
-def _on_signal(stop: StopFlag, number: int, _: object) -> None:
-    if stop.is_set():
-        os._exit(ExitCode.INTERRUPTED)
-    stop.set(f"received {signal.Signals(number).name}")
+def _request_stop(stop: StopFlag, number: signal.Signals) -> None:
+    stop.set(f"received {number.name}")

@@ -16,14 +16,14 @@ STORY = list(Story(num_rounds=3, num_envs=3, num_steps=12).events())
 ESCAPE = "\x1b"
 
 
-def told(console: Console, events: list[Event]) -> None:
+def show(console: Console, events: list[Event]) -> None:
     for event in events:
         console.on_event(event)
 
 
 def piped(events: list[Event], *, is_quiet: bool = False) -> str:
     stream = io.StringIO()
-    told(Console(stream, is_quiet=is_quiet), events)
+    show(Console(stream, is_quiet=is_quiet), events)
     return stream.getvalue()
 
 
@@ -32,7 +32,7 @@ def screen_of(events: list[Event], *, width: int = 120, height: int = 30) -> lis
     console = Console(
         stream, is_terminal=True, width=width, height=height, clock=lambda: events[-1].ts
     )
-    told(console, events)
+    show(console, events)
     assert stream.getvalue() == ""
     console.draw()
     return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
@@ -77,7 +77,7 @@ def test_repeated_alarm_is_written_once_and_counted_in_the_summary() -> None:
     events = [wire.event(anomaly, EventScope(0, step, 1, 1)) for step in range(50)]
     stream = io.StringIO()
     console = Console(stream, clock=lambda: STARTED_TS)
-    told(console, events)
+    show(console, events)
     console.finish()
     assert stream.getvalue().count("vanishing gradient") == 1
     assert re.search(r"alarms +50", stream.getvalue())
@@ -94,10 +94,10 @@ def test_quiet_has_no_summary() -> None:
     assert stream.getvalue() == ""
 
 
-def test_summary_tells_how_the_run_ended() -> None:
+def test_summary_shows_how_the_run_ended() -> None:
     stream = io.StringIO()
     console = Console(stream, footer=("log: runs/x/events.jsonl",), clock=lambda: STARTED_TS)
-    told(console, STORY)
+    show(console, STORY)
     console.finish()
     summary = stream.getvalue().splitlines()
     assert any(re.match(r"run +completed", line) for line in summary)
@@ -114,7 +114,7 @@ def test_summary_ends_with_what_became_of_each_blueprint(is_terminal: bool) -> N
     }
     stream = io.StringIO()
     console = Console(stream, is_terminal=is_terminal, width=100, clock=lambda: STARTED_TS)
-    told(console, STORY)
+    show(console, STORY)
     console.finish()
 
     text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
@@ -127,7 +127,7 @@ def test_summary_ends_with_what_became_of_each_blueprint(is_terminal: bool) -> N
     assert all(row[4] == ("+2.50" if int(row[2]) else "-") for row in found)
 
 
-def test_summary_tells_where_things_are_in_whole_lines_however_long() -> None:
+def test_summary_shows_paths_in_whole_lines_however_long() -> None:
     stream = io.StringIO()
     footer = ("log  " + "deep/" * 40, "dashboard  http://127.0.0.1:8765/")
     Console(stream, width=60, footer=footer, clock=lambda: STARTED_TS).finish()
@@ -137,7 +137,7 @@ def test_summary_tells_where_things_are_in_whole_lines_however_long() -> None:
 def test_summary_of_a_run_that_grew_nothing_has_no_table_of_it() -> None:
     stream = io.StringIO()
     console = Console(stream, clock=lambda: STARTED_TS)
-    told(console, [Wire().event(started(Story()))])
+    show(console, [Wire().event(started(Story()))])
     console.finish()
     assert "what grew" not in stream.getvalue()
 
@@ -150,7 +150,7 @@ def test_synthetic_data_is_announced_at_the_start_and_at_the_end() -> None:
     )
     stream = io.StringIO()
     console = Console(stream, clock=lambda: STARTED_TS)
-    told(console, [Wire().event(synthetic)])
+    show(console, [Wire().event(synthetic)])
     console.finish()
     assert stream.getvalue().lower().count("synthetic") >= 2
 
@@ -188,7 +188,7 @@ def test_screen_before_the_first_event_waits() -> None:
 async def test_live_screen_gives_the_cursor_back_when_cancelled() -> None:
     stream = io.StringIO()
     console = Console(stream, is_terminal=True, width=80, clock=lambda: STARTED_TS)
-    told(console, STORY)
+    show(console, STORY)
     with anyio.move_on_after(0.3):
         await console.run()
     shown, hidden = stream.getvalue().rfind("\x1b[?25h"), stream.getvalue().rfind("\x1b[?25l")
@@ -207,7 +207,7 @@ def test_stream_that_cannot_write_a_sign_gets_a_question_mark() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     evil = failure()
-    told(Console(stream), [Wire().event(evil, EventScope(0, 0, 0, 0)), *STORY])
+    show(Console(stream), [Wire().event(evil, EventScope(0, 0, 0, 0)), *STORY])
     stream.flush()
     assert raw.getvalue().isascii()
 

@@ -69,14 +69,14 @@ def test_arm_goes_by_its_kind_where_that_is_enough(report: ComparisonReport) -> 
     assert "ppo is ppo:&lt;/script&gt;&lt;b&gt;." in page
 
 
-def test_static_arm_is_told_at_equal_cost_too(report: ComparisonReport) -> None:
+def test_static_arm_is_shown_at_equal_cost_too(report: ComparisonReport) -> None:
     static = arm("static-final", equal_flops_pct=43.21, train_gflops=8.5)
     page = comparison_page(msgspec.structs.replace(report, arms=(*report.arms, static)))
 
     assert "<td>static-final</td><td>7</td><td>8.50</td><td>43.2</td>" in page
 
 
-def test_training_runs_are_told_with_their_verdicts_and_alarms(report: ComparisonReport) -> None:
+def test_training_runs_are_listed_with_their_verdicts_and_alarms(report: ComparisonReport) -> None:
     page = comparison_page(report)
 
     assert "<td>0000aaaa</td>" in page

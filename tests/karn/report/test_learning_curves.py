@@ -78,7 +78,7 @@ def test_rounds_are_averaged_over_the_runs_that_have_them(runs: list[Path]) -> N
     assert curve.mean[2:] == curve.low[2:] == curve.high[2:] == long[2:]
 
 
-def test_run_is_told_with_its_verdict_and_every_alarm(runs: list[Path]) -> None:
+def test_run_is_listed_with_its_verdict_and_every_alarm(runs: list[Path]) -> None:
     long, short = read_learning(runs).runs
 
     lines = (runs[0] / "events.jsonl").read_bytes().splitlines()
@@ -96,7 +96,7 @@ def test_log_may_be_named_instead_of_its_directory(runs: list[Path]) -> None:
     assert read_learning([runs[0] / "events.jsonl"]) == read_learning(runs[:1])
 
 
-def test_log_that_tells_only_its_beginning_gives_empty_curves(tmp_path: Path) -> None:
+def test_log_with_only_its_first_event_gives_empty_curves(tmp_path: Path) -> None:
     first, *_ = SHORT.lines()
 
     report = read_learning([write_run(tmp_path / "run", [first])])

@@ -1,5 +1,7 @@
 """A report is one file that holds the whole run and names nothing outside itself."""
 
+import base64
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -98,3 +100,20 @@ def test_log_stands_for_its_directory(run_dir: Path) -> None:
 def test_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFileError, match="no such file"):
         run_directory_at(tmp_path / "nothing")
+
+
+def test_policy_allows_exactly_the_scripts_of_the_report(run_dir: Path) -> None:
+    page = written(run_dir)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    directives = {words[0]: words[1:] for words in map(str.split, policy.split(";"))}
+    inline = re.findall(r"<script(?: type=\"(?:importmap|module)\")?>(.*?)</script>", page, re.S)
+
+    assert directives["default-src"] == ["'none'"]
+    assert len(inline) == 3
+    assert set(directives["script-src"]) == {*map(digest_source, inline), "data:"}
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
+    assert digest_source(style) in directives["style-src"]
+
+
+def digest_source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

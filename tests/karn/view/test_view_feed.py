@@ -16,7 +16,6 @@ from esper.karn.view.view_feed import ViewFeed, read_run
 from esper.karn.view.view_model import ViewModel
 from esper.leyline import payloads
 from esper.leyline.config import TelemetryConfig
-from esper.leyline.errors import UnreadableFileError
 from esper.leyline.telemetry import Event, encode_event
 from esper.nissa.bus.hub import TelemetryHub
 
@@ -24,7 +23,7 @@ LINES = list(Story(num_rounds=2, num_steps=6).lines())
 
 
 class Witness:
-    """Remembers events and wakes whoever waits for the n-th of them."""
+    """Remembers events and wakes the task that waits for the n-th of them."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -75,29 +74,6 @@ async def test_live_hub_feeds_the_view_until_it_closes(tmp_path: Path) -> None:
     assert feed.snapshot().progress.status == "completed"
 
 
-def test_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
-    log = FollowedLog(tmp_path / "events.jsonl")
-    log.path.write_bytes(LINES[0] + b"\n" + LINES[1][:20])
-    first = log.read_more()
-    assert first is not None
-    assert first.lines() == [LINES[0]]
-    assert log.read_more() is None
-    with log.path.open("ab") as file:
-        file.write(LINES[1][20:] + b"\n")
-    second = log.read_more()
-    assert second is not None
-    assert second.lines() == [LINES[1]]
-
-
-def test_log_that_was_cut_back_is_not_followed_any_further(tmp_path: Path) -> None:
-    log = FollowedLog(write_run(tmp_path, LINES) / "events.jsonl")
-    while log.read_more() is not None:
-        pass
-    log.path.write_bytes(LINES[0] + b"\n")
-    with pytest.raises(UnreadableFileError, match="truncated by a resumed run"):
-        log.read_more()
-
-
 @pytest.mark.anyio
 async def test_view_of_a_log_that_is_gone_stays_as_it_is(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, LINES)
@@ -115,17 +91,6 @@ async def test_view_of_a_log_that_is_gone_stays_as_it_is(tmp_path: Path) -> None
             source.feed.close()
     assert feed.is_over
     assert feed.snapshot().bus.num_events == len(LINES)
-
-
-def test_every_event_can_be_found_again_by_its_number(tmp_path: Path) -> None:
-    log = FollowedLog(write_run(tmp_path, LINES) / "events.jsonl")
-    while log.read_more() is not None:
-        pass
-    for seq in (0, 1, len(LINES) - 1):
-        place, offset = log.offset_before(seq)
-        rest = log.path.read_bytes()[offset:].split(b"\n")
-        assert place <= seq
-        assert rest[seq - place] == LINES[seq]
 
 
 def test_directory_read_at_once_shows_what_the_feed_shows(tmp_path: Path) -> None:
@@ -152,14 +117,3 @@ def test_operational_events_are_part_of_the_view(tmp_path: Path) -> None:
     line = encode_event(Wire().event(lagged, is_operational=True))
     (run_dir / "operational.jsonl").write_bytes(line + b"\n")
     assert read_run(run_dir).snapshot().bus.num_dropped == 3
-
-
-def test_directory_without_a_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableFileError, match=r"no events\.jsonl here"):
-        open_source(tmp_path)
-
-
-def test_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path, [b"hello"])
-    with pytest.raises(UnreadableFileError, match="not the log of a run"):
-        open_source(tmp_path)

@@ -97,7 +97,7 @@ def test_patches_taken_at_any_moments_add_up_to_the_snapshot(cuts: list[int]) ->
     assert {name: view[name] for name in expected} == expected
 
 
-def test_patch_without_news_carries_no_section() -> None:
+def test_patch_without_changes_carries_no_section() -> None:
     model = model_of(STORY)
     patch = msgspec.to_builtins(model.patch(model.version, now=1.0))
     assert set(patch) == {"type", "version", "now", "progress", "verdict"}
@@ -257,15 +257,15 @@ def test_operational_events_have_a_numbering_of_their_own() -> None:
     assert bus.last_seq == STORY[-1].seq
 
 
-@pytest.mark.parametrize("is_told_first", [True, False])
-def test_a_resumed_run_has_the_rounds_that_were_asked_for_last(is_told_first: bool) -> None:
+@pytest.mark.parametrize("is_loaded_event_first", [True, False])
+def test_a_resumed_run_has_the_rounds_that_were_asked_for_last(is_loaded_event_first: bool) -> None:
     wire = Wire()
     loaded = payloads.CheckpointLoaded(
         rounds_completed=2, log_seq=9, num_events_redone=0, path="c", num_rounds=7
     )
     events = [wire.event(started(Story())), wire.event(loaded, is_operational=True)]
 
-    view = view_of(events[::-1] if is_told_first else events)
+    view = view_of(events[::-1] if is_loaded_event_first else events)
 
     assert view.run is not None
     assert (view.run.facts.num_rounds, view.run.facts.resumed_from_round) == (7, 2)

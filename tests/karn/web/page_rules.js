@@ -1,4 +1,4 @@
-// Rules a page has to keep, evaluated in the page: each returns what breaks it, in words.
+// Rules of the page, evaluated in the page: each returns a description of its violations.
 (() => {
   const isShown = (node) => node.checkVisibility?.({ visibilityProperty: true, opacityProperty: true }) && node.getClientRects().length > 0;
   const nameOf = (node) => `${node.tagName.toLowerCase()}${node.id ? "#" + node.id : ""}${node.classList?.length ? "." + [...node.classList].join(".") : ""}`;

@@ -266,7 +266,7 @@ def test_no_round_or_step_is_marked_twice_on_its_axis(browser: Browser, run_dir:
 def test_rounds_and_steps_are_counted_from_one_everywhere(browser: Browser, server: str) -> None:
     with watched_page(browser, server) as watched:
         wait_for_charts(watched.page)
-        told = {
+        reported = {
             name: watched.page.locator(f"#chart-{name}").get_attribute("aria-label")
             for name in ("accuracy", "steps", "actions", "policy")
         }
@@ -284,10 +284,10 @@ def test_rounds_and_steps_are_counted_from_one_everywhere(browser: Browser, serv
             for name in charts
         }
 
-    assert re.search(r"in round 4, ", told["accuracy"] or "")
-    assert re.search(r"in step 16, ", told["steps"] or "")
-    assert re.search(r"of round 4( now)?:", told["actions"] or "")
-    assert re.search(r"in round 4:", told["policy"] or "")
+    assert re.search(r"in round 4, ", reported["accuracy"] or "")
+    assert re.search(r"in step 16, ", reported["steps"] or "")
+    assert re.search(r"of round 4( now)?:", reported["actions"] or "")
+    assert re.search(r"in round 4:", reported["policy"] or "")
     assert rounds == ["newest", "4", "3", "2", "1"]
     numbers = {number for place in places for number in re.findall(r"[rs](\d+)", place)}
     assert numbers

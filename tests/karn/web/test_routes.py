@@ -24,8 +24,10 @@ from esper.karn.view.snapshot import Patch
 from esper.karn.view.view_feed import ViewFeed
 from esper.karn.web.page import MODULES, asset, asset_version
 from esper.karn.web.routes import MAX_BAD_MESSAGES, dashboard_routes
+from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 
 STORY = Story(num_rounds=2, num_steps=6, has_trouble=False)
 NUM_EVENTS = len(list(STORY.lines()))
@@ -63,7 +65,7 @@ async def served(tmp_path: Path, token: str | None = None) -> AsyncIterator[Serv
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(feed.run)
             await anyio.to_thread.run_sync(wait_until, partial(has_read, feed, NUM_EVENTS))
-            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
             dashboard = Served(app, str(address))
             async with dashboard.http:
                 yield dashboard
@@ -213,7 +215,7 @@ async def test_viewer_that_sends_nonsense_is_sent_away(dashboard: Served) -> Non
 async def test_viewer_gets_the_last_state_when_the_server_stops(dashboard: Served) -> None:
     async with dashboard.viewer() as viewer:
         await next_patch(viewer)
-        dashboard.app.state.stopping.set()
+        dashboard.app.state.stop.event.set()
         patches = await patches_to_the_end(viewer)
         assert viewer.close_code == 1001
     assert patches[-1]["progress"]["status"] == "completed"

@@ -1,4 +1,4 @@
-"""Damaged lines never make a reader fail; they are counted, told, and left out."""
+"""Damaged lines never make a reader fail; they are counted, reported, and left out."""
 
 from pathlib import Path
 from random import Random
@@ -74,7 +74,7 @@ def test_every_damaged_line_can_be_shown_on_one_line(lines: list[bytes]) -> None
     assert all("\n" not in render_line(line) for line in lines[:2000] if b"\n" not in line)
 
 
-def test_damaged_crc_files_and_manifests_are_told(tmp_path: Path) -> None:
+def test_damaged_crc_files_and_manifests_are_reported(tmp_path: Path) -> None:
     random = Random(5)
     run = FakeRun(num_rounds=1, num_steps=2).write(tmp_path)
     crc, manifest = (run / name for name in ("events.crc", "run.json"))

@@ -162,7 +162,7 @@ def test_wrong_order_breaks_its_rule_and_no_other(
     assert list(profile_of(tmp_path, lines).broken_orders) == [rule]
 
 
-def test_truncated_and_foreign_lines_are_told_apart(tmp_path: Path) -> None:
+def test_truncated_and_foreign_lines_are_distinguished(tmp_path: Path) -> None:
     lines = list(FakeRun().lines())
 
     profile = profile_of(

@@ -52,14 +52,14 @@ def test_every_block_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", ["1 2 3\n", "a b c d e\n", "0 0 0 0 00000000\n", "é\n"])
-def test_crc_file_with_nonsense_is_told(row: str, tmp_path: Path) -> None:
+def test_crc_file_with_nonsense_is_reported(row: str, tmp_path: Path) -> None:
     run = FakeRun().write(tmp_path)
     (run / "events.crc").write_text(row, encoding="utf-8")
 
     assert kinds(validate_run(run)) == {"crc"}
 
 
-def test_checksum_in_another_spelling_is_told(tmp_path: Path) -> None:
+def test_checksum_in_another_spelling_is_reported(tmp_path: Path) -> None:
     run = FakeRun().write(tmp_path)
     rows = (run / "events.crc").read_text()
     assert rows.upper() != rows, "no checksum of this run has a letter"
@@ -68,7 +68,9 @@ def test_checksum_in_another_spelling_is_told(tmp_path: Path) -> None:
     assert kinds(validate_run(run)) == {"crc"}
 
 
-def test_last_block_with_a_wrong_number_of_events_is_told_and_not_opened(tmp_path: Path) -> None:
+def test_last_block_with_a_wrong_number_of_events_is_reported_and_not_opened(
+    tmp_path: Path,
+) -> None:
     run = FakeRun().write(tmp_path)
     *rows, last = (run / "events.crc").read_text().splitlines(keepends=True)
     start, end, first_seq, last_seq, crc = last.split(" ")
@@ -125,7 +127,7 @@ def test_gap_and_duplicate_in_the_sequence_are_found(tmp_path: Path) -> None:
     assert "equation" in kinds(gap)
 
 
-def test_schema_violation_and_unknown_type_are_told_apart(tmp_path: Path) -> None:
+def test_schema_violation_and_unknown_type_are_distinguished(tmp_path: Path) -> None:
     lines = list(FakeRun().lines())
     lines[3] = lines[3].replace(b'"severity"', b'"gravity"')
     lines[4] = b'{"event_type":"NEW_THING","seq":4}'

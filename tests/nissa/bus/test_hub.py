@@ -237,7 +237,7 @@ async def test_event_loop_is_not_blocked_at_the_bound_and_room_waits(tmp_path: P
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
-def test_failing_disk_is_told_by_flush_and_close_and_keeps_what_was_written(
+def test_failing_disk_is_reported_by_flush_and_close_and_keeps_what_was_written(
     tmp_path: Path, code: int
 ) -> None:
     files = FailingFiles()
@@ -277,7 +277,7 @@ def test_removed_run_directory_is_a_failure(tmp_path: Path) -> None:
     shutil.rmtree(run_dir)
     hub.emit(pruned())
 
-    with pytest.raises(TelemetryLostError, match=r"was removed .*\(errno 2\).* is 0"):
+    with pytest.raises(TelemetryLostError, match=r"was removed .* is 0"):
         hub.flush(WAIT_S)
 
 

@@ -145,7 +145,7 @@ def test_connection_lost_before_any_event_goes_on_after_the_hello() -> None:
     assert [item.since for item in server.subscriptions] == [None, 5]
 
 
-def test_another_run_at_the_same_address_is_told() -> None:
+def test_another_run_at_the_same_address_is_reported() -> None:
     def lose(connection: ServerConnection, _: Subscription) -> None:
         send(connection, event(50))
         connection.close(1001, "server stops")
@@ -167,7 +167,7 @@ def test_error_of_the_server_ends_the_tail_with_its_reason() -> None:
         tail(FakeServer(script))
 
 
-def test_nonsense_from_the_server_is_told_and_left_out() -> None:
+def test_nonsense_from_the_server_is_reported_and_left_out() -> None:
     def script(connection: ServerConnection, _: Subscription) -> None:
         send(connection, b"{", b'{"type":"new"}', event(5))
 
@@ -176,7 +176,7 @@ def test_nonsense_from_the_server_is_told_and_left_out() -> None:
     assert [type(item) for item in items] == [Notice, Notice, bytes]
 
 
-def test_nobody_at_the_address_is_told_at_once() -> None:
+def test_address_without_a_server_is_reported_at_once() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"ws://127.0.0.1:{unused.getsockname()[1]}/ws?token=secret"

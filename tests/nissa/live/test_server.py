@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -27,15 +26,15 @@ from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import Draft, EventScope, decode_event
 from esper.nissa.bus.feed import FEED_BYTES
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
-from esper.nissa.live.server import ServerAddress, build_app, serve
+from esper.nissa.live.server import serve
 from esper.nissa.storage.run_directory import build_manifest, create_run_directory
 
 pytestmark = pytest.mark.anyio
 
 LOOPBACK = "127.0.0.1"
-PING_HEADER = b"\x89\x04"
-"""A final frame with the ping opcode and a payload of four bytes."""
 T = TypeVar("T")
 
 
@@ -60,7 +59,7 @@ async def served(
     )
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
-            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
             try:
                 yield hub, str(address)
             finally:
@@ -201,7 +200,7 @@ async def test_server_stops_by_itself_when_its_run_has_ended(tmp_path: Path) -> 
         app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
-                address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+                address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
                 url = f"ws://{address}/ws"
                 stuck = await stack.enter_async_context(
                     connect(url, max_queue=1, sock=small_socket(str(address)))
@@ -229,7 +228,7 @@ async def test_subscribers_learn_that_the_last_events_were_lost(tmp_path: Path) 
     app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
-            address = await tasks.start(serve, app, ServerAddress(LOOPBACK, 0))
+            address = await tasks.start(serve, app, listen(ServerAddress(LOOPBACK, 0)))
             async with connect(f"ws://{address}/ws") as client:
                 await hello_of(client)
                 files.write_error = errno.ENOSPC
@@ -277,7 +276,7 @@ async def test_frame_over_64_kib_is_refused(tmp_path: Path) -> None:
         assert await close_code_of(client) == 1009
 
 
-async def test_one_connection_too_many_is_told_to_try_again_later(tmp_path: Path) -> None:
+async def test_one_connection_too_many_is_asked_to_try_again_later(tmp_path: Path) -> None:
     async with served(tmp_path, max_connections=1) as (_, address):
         async with connect(f"ws://{address}/ws") as first:
             await hello_of(first)
@@ -287,7 +286,7 @@ async def test_one_connection_too_many_is_told_to_try_again_later(tmp_path: Path
             await hello_of(third)
 
 
-async def test_client_that_stops_reading_is_told_its_exact_gap(tmp_path: Path) -> None:
+async def test_client_that_stops_reading_gets_its_exact_gap(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         hub, address = await stack.enter_async_context(served(tmp_path))
         # A small receive buffer and no queue, so that not reading is felt by the server soon.
@@ -427,30 +426,11 @@ async def test_token_is_asked_for_in_header_or_query(tmp_path: Path) -> None:
         assert answer.status_code == 200
 
 
-async def test_idle_ping_leaves_the_global_random_stream_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esper.nissa.live.server.PING_EVERY_S", 0.01)
-    state = random.getstate()
-    async with served(tmp_path) as (_, address):
-        host, _, port = address.rpartition(":")
-        async with await anyio.connect_tcp(host, int(port)) as stream:
-            await stream.send(
-                f"GET /ws HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\n"
-                "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-                "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
-            )
-            received = b""
-            while PING_HEADER not in received:
-                received += await stream.receive()
-    assert random.getstate() == state
-
-
 async def test_address_in_use_is_named(tmp_path: Path) -> None:
     async with served(tmp_path) as (hub, address):
         app = build_app(source=hub.live, run_dir=tmp_path, security=Security(host=LOOPBACK))
         with pytest.raises(UsageError, match=f"cannot serve on {address}: address already in use"):
-            await serve(app, ServerAddress.parse(address))
+            await serve(app, listen(ServerAddress.parse(address)))
 
 
 @pytest.mark.parametrize("text", ["8765", ":8765", "host:", "host:x", "host:70000"])

@@ -16,7 +16,7 @@ from tests.nissa.making import RUN_ID, pruned
 from esper.leyline.live import CloseCode, ErrorFrame, Hello, Subscription
 from esper.leyline.telemetry import Draft, decode_event
 from esper.nissa.bus.hub import TelemetryHub
-from esper.nissa.live.session import MAX_BAD_MESSAGES, Session
+from esper.nissa.live.session import MAX_BAD_MESSAGES, Session, Stop
 
 WAIT_S = 20.0
 pytestmark = pytest.mark.anyio
@@ -32,7 +32,7 @@ class Client:
     ) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
-        self.stopping = anyio.Event()
+        self.stop = Stop()
 
     async def send(self, text: str | bytes) -> None:
         data = text if isinstance(text, str) else text.decode()
@@ -67,7 +67,7 @@ async def session_on(hub: TelemetryHub) -> AsyncIterator[Client]:
         await websocket.accept()
         assert (await from_server.receive())["type"] == "websocket.accept"
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Session(websocket, hub.live, client.stopping).run)
+            tasks.start_soon(Session(websocket, hub.live, client.stop).run)
             yield client
     assert hub.live.subscribers == []
 
@@ -142,6 +142,6 @@ async def test_stopping_server_ends_the_session(tmp_path: Path) -> None:
     hub = hub_with(tmp_path, 1)
     async with session_on(hub) as client:
         await client.hello()
-        client.stopping.set()
+        client.stop.event.set()
         assert await client.close_code() == CloseCode.SERVER_STOPS
     hub.close()

@@ -69,7 +69,7 @@ def test_endless_line_is_cut_instead_of_kept(
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
-def test_damaged_compression_is_told_in_one_sentence(pack: object, tmp_path: Path) -> None:
+def test_damaged_compression_is_reported_in_one_sentence(pack: object, tmp_path: Path) -> None:
     path = tmp_path / "log"
     data = bytearray(pack(TEXT * 50))  # type: ignore[operator]
     path.write_bytes(data[: len(data) // 2])

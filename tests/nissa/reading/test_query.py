@@ -83,7 +83,7 @@ def test_topology_has_a_row_for_each_slot_that_a_real_run_recorded(
     assert {row["kept_at_step"] is None for row in rows} == {True, False}
 
 
-def test_several_runs_are_told_apart_by_their_id(log: Path, tmp_path: Path) -> None:
+def test_several_runs_are_distinguished_by_their_id(log: Path, tmp_path: Path) -> None:
     other = FakeRun(run_id="ffffffff").write(tmp_path) / "events.jsonl"
 
     rows = query_logs([log, other], "SELECT run_id FROM runs ORDER BY run_id").rows

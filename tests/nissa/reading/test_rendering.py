@@ -5,6 +5,7 @@ from typing import get_args
 
 import msgspec
 import pytest
+from tests.builders.messages import topology_slot
 from tests.meta.test_event_contracts import sample
 
 from esper.leyline import payloads
@@ -52,19 +53,7 @@ def test_numbers_that_were_never_measured_can_be_shown(spec: EventSpec) -> None:
 
 
 def test_grown_network_is_shown_with_its_size_and_seeds() -> None:
-    row = payloads.TopologySlot(
-        slot_id="r0c1",
-        seed_id="s",
-        blueprint="conv_light",
-        stage="FOSSILIZED",
-        alpha=1.0,
-        alpha_target=1.0,
-        style="SIGMOID_ADD",
-        num_params=321,
-        germinated_at_step=3,
-        kept_at_step=20,
-        contribution_pp=None,
-    )
+    row = topology_slot(germinated_at_step=3, kept_at_step=20)
     grown = payloads.TopologyManifestRecorded(host_params=4874, total_params=5195, slots=(row,))
     bare = payloads.TopologyManifestRecorded(host_params=4874, total_params=4874, slots=())
 

@@ -1,19 +1,19 @@
 """The durable log: committing, opening after a crash, cutting back."""
 
-import errno
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.nissa.making import FailingFiles, block, line, read_events, seqs
+from tests.nissa.making import FailingFiles, block, cut_back, line, read_events, seqs
 
 from esper.leyline.errors import TelemetryLostError, UnreadableFileError, UsageError
 from esper.nissa.storage.blocks import parse_commit_record
 from esper.nissa.storage.files import FileSystem
-from esper.nissa.storage.journal import Journal, cut_back, open_journal
+from esper.nissa.storage.journal import Journal, open_journal
 
 
 def opened(run_dir: Path, files: FileSystem | None = None) -> Journal:
@@ -130,15 +130,77 @@ def test_append_that_fills_the_disk_leaves_whole_blocks_alone(
     assert checked_seqs(tmp_path) == [0, 1]
 
 
-def test_append_to_a_removed_file_fails(tmp_path: Path) -> None:
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+def link_elsewhere(path: Path) -> None:
+    path.rename(path.with_name("other"))
+    path.symlink_to("other")
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"foreign\n")
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "events.crc"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (remove, "was removed while"),
+        (replace, "was replaced by another file"),
+        (link_elsewhere, "was replaced by another file"),
+        (append, "was changed by another process"),
+        (shorten, "was changed by another process"),
+    ],
+)
+def test_change_by_somebody_else_is_noticed_at_the_next_append_and_left_alone(
+    tmp_path: Path, change: Callable[[Path], None], told: str, name: str
+) -> None:
     journal = opened(tmp_path)
-    (tmp_path / "events.jsonl").unlink()
+    journal.append(block(0, 2))
+    change(tmp_path / name)
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    with pytest.raises(OSError, match="was removed") as caught:
-        journal.append(block(0, 1))
+    with pytest.raises(TelemetryLostError, match=rf"{name}: {told}.*last event on disk is 1"):
+        journal.append(block(2, 1))
 
-    assert caught.value.errno == errno.ENOENT
     journal.close()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
+
+
+@given(place=st.integers(0, 10_000), value=st.integers(0, 255))
+@settings(max_examples=60, deadline=None)
+def test_damaged_byte_of_a_log_without_checksums_takes_no_other_line_with_it(
+    tmp_path_factory: pytest.TempPathFactory, place: int, value: int
+) -> None:
+    path = tmp_path_factory.mktemp("run") / "operational.jsonl"
+    journal = open_journal(path, files=FileSystem(), has_checksums=False)
+    for _ in range(3):
+        journal.append(block(journal.next_seq, 2))
+    journal.close()
+    data = bytearray(path.read_bytes())
+    # The last newline is what makes the last line whole.
+    data[place % (len(data) - 1)] = value
+    path.write_bytes(data)
+
+    journal = open_journal(path, files=FileSystem(), has_checksums=False)
+    journal.append(block(journal.next_seq, 1))
+    journal.close()
+
+    assert path.read_bytes().startswith(bytes(data))
+    assert journal.recovery.num_bytes_cut == 0
 
 
 @given(line_text=st.binary(max_size=60))

@@ -62,7 +62,7 @@ def test_run_id_leaves_seeded_streams_alone() -> None:
     assert random.getstate() == state
 
 
-def test_full_disk_is_told_with_path_and_errno(tmp_path: Path) -> None:
+def test_full_disk_is_reported_with_path_and_errno(tmp_path: Path) -> None:
     files = FailingFiles()
     files.write_error = errno.ENOSPC
     manifest = build_manifest(Job(), command="ppo", machine_kind="kind")

@@ -185,7 +185,7 @@ def test_truncated_segment_without_its_bootstrap_value_is_refused() -> None:
         buffer.batch()
 
 
-def test_bootstrap_value_that_nobody_waits_for_is_refused() -> None:
+def test_bootstrap_value_without_a_truncated_segment_is_refused() -> None:
     buffer = new_buffer()
     record(buffer, 0)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.builders.messages import topology_slot
 from tests.simic.training.runs import last_checkpoint, tiny_job, tiny_run
 from tests.simic.training.small_runs import read_events
 
@@ -20,7 +21,7 @@ from esper.leyline.errors import (
     UnreadableFileError,
     UsageError,
 )
-from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
+from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.stages import Stage
 from esper.leyline.telemetry import EventType
 from esper.runtime.tasks import registered_task
@@ -30,7 +31,7 @@ from esper.simic.evaluation.arms import Arm, parse_arms
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.evaluate import evaluate_controller
 from esper.simic.evaluation.summary import summarize
-from esper.simic.evaluation.topology import PlantedSeed, seeds_in
+from esper.simic.training.static_work import PlantedSeed, seeds_in
 from esper.simic.training.vectorized import run_job
 from esper.tolaria.stopping import StopFlag
 
@@ -83,7 +84,7 @@ def test_measures_of_an_env_agree_with_its_curve(job: Job) -> None:
 
 
 def test_arms_of_one_seed_start_from_the_same_network(job: Job) -> None:
-    # In the first step nobody has decided anything yet.
+    # In the first step nothing has been decided yet.
     starts = {
         tuple(env.curve_pct[0] for env in run_of(job, arm).envs) for arm in ("wait", "random")
     }
@@ -133,7 +134,7 @@ def test_interrupted_comparison_goes_on_with_what_it_has(
 
     assert without_times(again) == without_times(whole)
     assert found[:2] == [("wait", 5, True), ("random", 5, True)]
-    # The others go side by side, and are told in the order in which they end.
+    # The others go side by side, and are reported in the order in which they end.
     assert sorted(found[2:]) == [("random", 6, False), ("wait", 6, True)]
 
 
@@ -176,7 +177,7 @@ def test_wall_clock_is_that_of_runs_which_had_the_machine_for_themselves(
 
 
 @pytest.mark.parametrize("is_stopped_first", [True, False])
-def test_failure_is_told_and_no_other_run_begins(
+def test_failure_is_reported_and_no_other_run_begins(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped_first: bool
 ) -> None:
     begun: list[tuple[str, int]] = []
@@ -205,7 +206,7 @@ def test_failure_is_told_and_no_other_run_begins(
             directory=tmp_path,
         )
 
-    # A worker may have begun its next run before the news reached the pool; not all of them have.
+    # A worker may have begun its next run before the failure reached the pool; not all have.
     assert len(begun) < 12
 
 
@@ -315,18 +316,13 @@ def test_static_arm_trains_what_the_policy_ended_with(
 def test_static_arm_is_built_from_the_recorded_network_alone(job: Job, checkpoint: Path) -> None:
     policy, static = parse_arms([f"ppo:{checkpoint}", "static-final"])
     grown = run_arm(job, policy, stratum=0, seed=5, stop=StopFlag())
-    row = TopologySlot(
-        slot_id="r0c1",
-        seed_id="s",
+    row = topology_slot(
         blueprint="bottleneck",
         stage="BLENDING",
         alpha=0.25,
-        alpha_target=1.0,
         style="GATED_GATE",
         num_params=1,
         germinated_at_step=2,
-        kept_at_step=None,
-        contribution_pp=None,
     )
     envs = tuple(
         msgspec.structs.replace(
@@ -540,7 +536,7 @@ def test_seeds_that_cannot_be_compared_are_refused(
         compare(job, parse_arms(["wait", "random"]), seeds=seeds, directory=tmp_path)
 
 
-def test_comparison_stops_when_told_to(job: Job, tmp_path: Path) -> None:
+def test_comparison_stops_when_asked_to(job: Job, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
 

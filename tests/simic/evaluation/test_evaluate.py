@@ -34,7 +34,7 @@ from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.evaluation.evaluate import evaluate_controller, evaluate_policy
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.training import policy_controller
-from esper.simic.training.assembly import run_setup, worker_assembly
+from esper.simic.training.assembly import worker_assembly, worker_setup
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.run_result import TrainingResult
 
@@ -101,7 +101,7 @@ def test_test_accuracy_is_that_of_the_saved_network_on_the_test_split(
 def test_training_never_looks_at_the_test_split(
     trained: TrainingResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_setup, "load_dataset", _with_spoilt_test_split)
+    monkeypatch.setattr(worker_setup, "load_dataset", _with_spoilt_test_split)
 
     spoilt = tiny_run(tmp_path, n_episodes=2)
 
@@ -213,7 +213,7 @@ def test_data_are_loaded_once_for_all_seeds(
         loaded.append(name)
         return load_dataset(name, request)
 
-    monkeypatch.setattr(run_setup, "load_dataset", noted)
+    monkeypatch.setattr(worker_setup, "load_dataset", noted)
     evaluate_policy(checkpoint_of(trained), seeds=[1, 2, 3])
     assert loaded == [TINY]
 
@@ -276,7 +276,7 @@ def test_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         evaluate_policy(path, seeds=[1])
 
 
-def test_evaluation_stops_when_told_to(trained: TrainingResult) -> None:
+def test_evaluation_stops_when_asked_to(trained: TrainingResult) -> None:
     stop = threading.Event()
     stop.set()
 

@@ -34,7 +34,7 @@ def short_job(tmp_path: Path, **settings: Any) -> Job:
     return tiny_job(tmp_path, **{"task": "digits", "n_envs": 1, "max_epochs": 2, **settings})
 
 
-def order_for(job: Job, arm: str, seed: int = 5) -> RunRequest:
+def request_for(job: Job, arm: str, seed: int = 5) -> RunRequest:
     arms = ARMS if arm in ARMS else (arm, *ARMS)
     (chosen,) = (parsed for parsed in parse_arms(arms) if parsed.name == arm)
     return RunRequest(
@@ -59,7 +59,7 @@ def test_a_run_of_another_process_is_the_one_of_this(process: RunProcess, tmp_pa
     for arm in parse_arms(ARMS):
         with one_thread_per_worker():
             here = run_arm(job, arm, stratum=0, seed=5, stop=StopFlag())
-        there = process.make(order_for(job, arm.name), StopFlag())
+        there = process.execute(request_for(job, arm.name), StopFlag())
         assert timeless(there) == timeless(here)
 
 
@@ -68,28 +68,28 @@ def timeless(run: ArmRun) -> ArmRun:
 
 
 def test_what_a_run_refuses_is_refused_here(process: RunProcess, tmp_path: Path) -> None:
-    order = order_for(short_job(tmp_path, slots=("r0c0",)), POLICY)
+    request = request_for(short_job(tmp_path, slots=("r0c0",)), POLICY)
     with pytest.raises(UsageError, match="--slots"):
-        process.make(order, StopFlag())
+        process.execute(request, StopFlag())
 
 
 def test_a_policy_that_is_another_by_now_is_refused(process: RunProcess, tmp_path: Path) -> None:
-    order = order_for(short_job(tmp_path), POLICY)
+    request = request_for(short_job(tmp_path), POLICY)
     with pytest.raises(UsageError, match="has changed since the comparison began"):
-        process.make(msgspec.structs.replace(order, digest="of another"), StopFlag())
+        process.execute(msgspec.structs.replace(request, digest="of another"), StopFlag())
 
 
-def test_a_process_that_dies_is_told_with_the_way_on(process: RunProcess, tmp_path: Path) -> None:
-    process.make(order_for(short_job(tmp_path), "wait"), StopFlag())
+def test_a_process_that_dies_is_named_with_the_way_on(process: RunProcess, tmp_path: Path) -> None:
+    process.execute(request_for(short_job(tmp_path), "wait"), StopFlag())
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
 
     message = r"random under seed 7 ended with code -9; .* to continue"
     with pytest.raises(RunFailedError, match=message):
-        process.make(order_for(short_job(tmp_path), "random", seed=7), StopFlag())
+        process.execute(request_for(short_job(tmp_path), "random", seed=7), StopFlag())
 
-    # What comes next is nobody else's failure.
-    assert process.make(order_for(short_job(tmp_path), "wait"), StopFlag()).arm == "wait"
+    # The next request gets a new process.
+    assert process.execute(request_for(short_job(tmp_path), "wait"), StopFlag()).arm == "wait"
 
 
 def test_a_stop_ends_the_wait_and_the_process_its_run(tmp_path: Path) -> None:
@@ -98,25 +98,25 @@ def test_a_stop_ends_the_wait_and_the_process_its_run(tmp_path: Path) -> None:
 
     with run_processes(1) as (process,):
         # It is up now: the endless run begins at once.
-        process.make(order_for(short_job(tmp_path), "wait"), stop)
+        process.execute(request_for(short_job(tmp_path), "wait"), stop)
         pid = process.pid
         asker.start()
         with pytest.raises(InterruptedRunError, match="enough"):
-            process.make(order_for(endless, "wait"), stop)
+            process.execute(request_for(endless, "wait"), stop)
 
     assert pid is not None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_a_process_ends_with_the_one_that_gives_its_orders(tmp_path: Path) -> None:
-    order = order_for(short_job(tmp_path, max_epochs=10_000), "wait")
-    (tmp_path / "order.json").write_bytes(msgspec.json.encode(order))
-    command = [sys.executable, "-c", _ORDERING, str(tmp_path / "order.json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as giver:
-        assert giver.stdout is not None
-        pid = int(giver.stdout.readline())
-        os.kill(giver.pid, signal.SIGKILL)
+def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
+    request = request_for(short_job(tmp_path, max_epochs=10_000), "wait")
+    (tmp_path / "request.json").write_bytes(msgspec.json.encode(request))
+    command = [sys.executable, "-c", _REQUESTING, str(tmp_path / "request.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        os.kill(parent.pid, signal.SIGKILL)
 
     deadline = time.monotonic() + 60
     while _is_there(pid) and time.monotonic() < deadline:
@@ -125,14 +125,14 @@ def test_a_process_ends_with_the_one_that_gives_its_orders(tmp_path: Path) -> No
 
 
 def _is_there(pid: int) -> bool:
-    """Tell whether a process has not ended; one that nobody has waited for yet has."""
-    told = subprocess.run(
+    """Return whether a process is running; a zombie has ended."""
+    listed = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
-    return told.stdout.strip()[:1] not in ("", "Z")
+    return listed.stdout.strip()[:1] not in ("", "Z")
 
 
-_ORDERING = """
+_REQUESTING = """
 import sys, threading
 from pathlib import Path
 import msgspec
@@ -140,14 +140,14 @@ from esper.leyline.comparison import RunRequest
 from esper.simic.evaluation.run_process import RunProcess
 from esper.tolaria.stopping import StopFlag
 
-order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunRequest)
+request = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunRequest)
 process = RunProcess()
-threading.Thread(target=process.make, args=(order, StopFlag())).start()
+threading.Thread(target=process.execute, args=(request, StopFlag())).start()
 while process.pid is None:
     pass
 print(process.pid, flush=True)
 """
-"""Gives an order that takes for ever, and says to whom."""
+"""Requests an endless run and prints the id of its process."""
 
 
 def test_a_comparison_in_processes_is_the_comparison(

@@ -132,6 +132,6 @@ def test_the_last_step_pays_for_accuracy() -> None:
     assert terms(inputs(step=99), disable_terminal_reward=True).terminal == 0.0
 
 
-def test_memory_is_all_that_one_step_tells_the_next() -> None:
+def test_memory_is_all_that_one_step_passes_to_the_next() -> None:
     empty = terms(inputs(seed(alpha=0.9, num_params=500), memory=RewardMemory()))
     assert empty.alpha_shock == 0.0

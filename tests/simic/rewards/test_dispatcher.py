@@ -82,7 +82,7 @@ SWITCHED = {
 }
 
 ELSEWHERE = {"escrow_stable_window"}
-"""Read by whoever looks back over the accuracies."""
+"""Read by the functions that look back over the accuracies."""
 
 
 def every_result(config: RewardConfig, loss: LossRewardConfig) -> list[bytes]:

@@ -31,7 +31,7 @@ def test_interference_earns_nothing() -> None:
 
 
 @pytest.mark.parametrize("contribution", [None, 0.0, -3.0])
-def test_a_fossil_that_does_not_contribute_credits_nobody(contribution) -> None:
+def test_a_fossil_that_does_not_contribute_credits_no_scaffold(contribution) -> None:
     ledger = with_interaction((), "r0c0", "r0c1", 3.0, 4)
     assert credit(ledger, contribution=contribution) == 0.0
 

@@ -92,13 +92,13 @@ def test_the_lstm_state_that_is_not_finite_is_named(state: str, value: float) ->
 
 def run(entropies: list[float | None], which: Head = Head.OP) -> list[int]:
     """Return the length of each collapse alarm's streak, 0 without one, update by update."""
-    state, told = AnomalyState(), []
+    state, reported = AnomalyState(), []
     for entropy in entropies:
         heads = {item.value: head() for item in HEADS} | {which.value: head(entropy)}
         state, alarms = detect_anomalies(state, update(heads=heads))
         found = [alarm for alarm in alarms if isinstance(alarm, EntropyCollapseDetected)]
-        told.append(found[0].consecutive_updates if found else 0)
-    return told
+        reported.append(found[0].consecutive_updates if found else 0)
+    return reported
 
 
 @pytest.mark.parametrize("which", HEADS)
@@ -118,7 +118,7 @@ def test_an_update_that_did_not_measure_a_head_says_nothing_about_it() -> None:
     assert run([0.0, 0.0, None, 0.0]) == [0, 0, 0, 3]
 
 
-def test_drift_is_told_against_the_running_mean_of_the_updates_before() -> None:
+def test_drift_is_reported_against_the_running_mean_of_the_updates_before() -> None:
     state, _ = detect_anomalies(AnomalyState(), update(gradient_norm=1.0))
     state, calm = detect_anomalies(state, update(gradient_norm=1.5))
     _, (alarm,) = detect_anomalies(state, update(gradient_norm=0.5))

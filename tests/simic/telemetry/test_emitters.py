@@ -52,7 +52,7 @@ def test_the_networks_norm_is_that_of_host_and_measured_seeds_together() -> None
     assert compute_grad_norm_surrogate(env_evidence(0, 0, reports=reports)) is None
 
 
-def test_an_epoch_tells_each_seed_as_reported_and_nothing_as_zero_that_was_not_measured() -> None:
+def test_an_epoch_lists_each_seed_as_reported_and_nothing_as_zero_that_was_not_measured() -> None:
     measured = make_report(
         "r0c0",
         Stage.HOLDING,
@@ -92,7 +92,7 @@ CAUSAL = {
 
 
 @pytest.mark.parametrize("op", Op)
-def test_an_action_tells_the_heads_that_mattered_and_no_other(op: Op) -> None:
+def test_an_action_reports_the_heads_that_mattered_and_no_other(op: Op) -> None:
     action = ActionSpec(op=op, slot_id="r0c1", blueprint=Blueprint.NORM)
     outcome = env_outcome(
         env_evidence(0, 0),
@@ -112,7 +112,7 @@ def test_an_action_tells_the_heads_that_mattered_and_no_other(op: Op) -> None:
     assert (event.value_estimate, event.heads) == (None, {})
 
 
-def test_an_action_tells_how_the_policy_came_to_it() -> None:
+def test_an_action_reports_the_probabilities_it_was_chosen_with() -> None:
     detail = DecisionDetail(
         value_estimate=0.5, op_probabilities={"WAIT": 1.0}, heads={}, observation_hash=None
     )
@@ -153,9 +153,9 @@ def layer(health: float | None) -> LayerGradient:
 def test_layers_in_trouble_are_counted_by_kind() -> None:
     layers = [layer(health) for health in (0.0, 0.0, 0.1, 0.5, 1.0, None)]
 
-    told = aggregate_layer_gradient_health(layers)
+    reported = aggregate_layer_gradient_health(layers)
 
-    assert (len(told.layers), told.num_dead, told.num_exploding) == (6, 2, 1)
+    assert (len(reported.layers), reported.num_dead, reported.num_exploding) == (6, 2, 1)
 
 
 def summary(accuracy: float | None) -> BatchSummary:
@@ -163,7 +163,7 @@ def summary(accuracy: float | None) -> BatchSummary:
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "rolling", "progress", "is_told"),
+    ("accuracy", "rolling", "progress", "is_reported"),
     [
         (44.0, 50.0, 0.5, True),
         (45.0, 50.0, 0.5, True),
@@ -175,8 +175,8 @@ def summary(accuracy: float | None) -> BatchSummary:
         (0.0, 0.0, 0.5, False),
     ],
 )
-def test_a_round_well_below_the_mean_is_told_once_the_warm_up_is_over(
-    accuracy, rolling, progress: float, is_told: bool
+def test_a_round_well_below_the_mean_is_reported_once_the_warm_up_is_over(
+    accuracy, rolling, progress: float, is_reported: bool
 ) -> None:
     drafts: list[Draft] = []
 
@@ -184,8 +184,8 @@ def test_a_round_well_below_the_mean_is_told_once_the_warm_up_is_over(
         drafts.append, summary(accuracy), rolling_before_pct=rolling, progress=progress
     )
 
-    assert [type(draft.payload) for draft in drafts] == [PerformanceDegradation] * is_told
-    if is_told:
+    assert [type(draft.payload) for draft in drafts] == [PerformanceDegradation] * is_reported
+    if is_reported:
         event = drafts[0].payload
         assert event.drop_fraction == pytest.approx((rolling - accuracy) / rolling)
         assert drafts[0].scope == EventScope(round=5)

@@ -111,7 +111,7 @@ def reading(norm: float, **flags: bool) -> GradientReading:
         (reading(math.inf, has_exploding=True), ["nonfinite"]),
     ],
 )
-def test_a_seeds_gradient_is_told_of_when_it_is_lost(
+def test_a_seeds_gradient_is_reported_when_it_is_lost(
     seen: GradientReading, kinds: list[str]
 ) -> None:
     found = seed_anomalies({"r0c1": seen}, host_norm=1.0)
@@ -119,7 +119,7 @@ def test_a_seeds_gradient_is_told_of_when_it_is_lost(
     assert all(anomaly.slot_id == "r0c1" for anomaly in found)
 
 
-def test_a_hosts_gradient_is_told_of_when_it_is_not_finite() -> None:
+def test_a_hosts_gradient_is_reported_when_it_is_not_finite() -> None:
     assert seed_anomalies({}, host_norm=None) == ()
     assert seed_anomalies({}, host_norm=1e9) == ()
     [found] = seed_anomalies({}, host_norm=math.nan)

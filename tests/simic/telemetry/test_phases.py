@@ -5,7 +5,7 @@ import pytest
 from esper.simic.telemetry.phases import PhaseProfiler
 
 
-def test_phases_are_told_in_the_order_they_were_first_entered() -> None:
+def test_phases_are_reported_in_the_order_they_were_first_entered() -> None:
     profiler = PhaseProfiler()
     for name in ("train", "decide", "train"):
         with profiler.phase(name):
@@ -26,7 +26,7 @@ def test_a_phase_that_raises_is_measured_and_closed() -> None:
     assert [phase.phase for phase in profiler.drain().phases] == ["train"]
 
 
-def test_a_profiler_that_is_off_tells_nothing() -> None:
+def test_a_profiler_that_is_off_reports_nothing() -> None:
     profiler = PhaseProfiler(is_on=False)
     with profiler.phase("train"):
         pass

@@ -62,10 +62,12 @@ def mean(values: list[float | None]) -> float | None:
 
 
 @given(events, st.integers(0, 30), st.integers(1, 9))
-def test_standings_are_what_a_recount_of_all_events_gives(told, cut: int, num_hosts: int) -> None:
-    effects = [effect_of(payload) for payload in told]
+def test_standings_are_what_a_recount_of_all_events_gives(
+    reported, cut: int, num_hosts: int
+) -> None:
+    effects = [effect_of(payload) for payload in reported]
     board = Scoreboard().noting(effects[:cut]).noting(effects[cut:])
-    seeds = [event for event in told if not isinstance(event, SeedStageChanged)]
+    seeds = [event for event in reported if not isinstance(event, SeedStageChanged)]
 
     standing = board.event(num_hosts=num_hosts)
 

@@ -92,7 +92,7 @@ def test_a_trace_under_way_is_written_when_the_run_fails(
     assert "control: learn" in {span["name"] for span in spans_of(path)}
 
 
-def test_a_place_that_cannot_be_written_is_told_before_a_run_exists(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported_before_a_run_exists(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     profiler = {**STEPS, "torch_dir": str(tmp_path / "file" / "traces")}
 

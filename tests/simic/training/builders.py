@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -11,6 +13,7 @@ from tests.simic.rewards.builders import scheme
 from tests.tamiyo.states import SLOTS
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op, Topology
+from esper.leyline.config import Job
 from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
     EnvEvidence,
@@ -28,11 +31,13 @@ from esper.leyline.messages import (
 )
 from esper.leyline.rewards import EpisodeEnd, LossRewardConfig, RewardFamily
 from esper.leyline.stages import Stage
-from esper.leyline.telemetry import Draft
+from esper.leyline.telemetry import SCHEMA_VERSION, Draft
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.rewards.scheme import RewardScheme
 from esper.simic.telemetry.step_events import StepRules, step_events
+from esper.simic.training.checkpoints.checkpointer import CheckpointHeader, LoadedRun
+from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import Control
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.baselines import WaitController
@@ -227,3 +232,18 @@ class Play:
         if len(self.records) < self.control.num_steps:
             self.step(**last_step)
         return self
+
+
+def loaded_run(job: Job, command: str, controller: dict[str, Any] | None = None) -> LoadedRun:
+    """Return a checkpoint of a run's start, as `load_run` reads it."""
+    header = CheckpointHeader(
+        schema_version=SCHEMA_VERSION,
+        run_id="a",
+        command=command,
+        job=job,
+        state=RunState(),
+        log_seq=-1,
+        is_best=False,
+        is_announced=False,
+    )
+    return LoadedRun(path=Path("c.pt"), header=header, controller=controller, num_bytes=1)

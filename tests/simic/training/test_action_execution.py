@@ -298,7 +298,7 @@ def test_waiting_leaves_no_trace() -> None:
     assert outcome.action_effects == outcome.tick_effects == ()
 
 
-def test_a_chain_leads_from_the_proposal_over_what_the_slot_tells_to_the_commit() -> None:
+def test_a_chain_leads_from_the_proposal_over_the_slots_events_to_the_commit() -> None:
     detail = DecisionDetail(
         value_estimate=0.0,
         op_probabilities={},

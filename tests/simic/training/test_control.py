@@ -61,7 +61,7 @@ def test_rewards_land_on_the_rows_of_their_env_and_step() -> None:
     ]
 
 
-def test_a_decision_is_told_what_the_one_before_it_earned() -> None:
+def test_a_decision_gets_the_reward_of_the_one_before_it() -> None:
     play = Play(make_control())
     play.step(deltas={0: 0.2, 1: 0.4, 2: 0.6})
     play.step(panics={1})
@@ -117,7 +117,7 @@ def test_a_rollback_empties_the_memory_of_its_env_alone() -> None:
     assert (hidden[[0, 2]].abs().sum(-1) > 0).all()
 
 
-def test_a_rollback_at_the_first_step_blames_nobody_and_is_counted() -> None:
+def test_a_rollback_at_the_first_step_has_no_row_to_penalize_and_is_counted() -> None:
     play = Play(make_control())
     record = play.step(panics={0})
     play.finish()
@@ -310,7 +310,7 @@ def test_steps_without_a_choice_are_flagged() -> None:
     assert play.control.tally.mask_hit_rates().forced_count == 1
 
 
-def test_a_step_without_a_choice_is_told_for_every_controller() -> None:
+def test_a_step_without_a_choice_is_reported_for_every_controller() -> None:
     play = Play(wait_control())
     cooling = (make_report(stage=Stage.EMBARGOED),)
     play.step(evidence={1: env_evidence(1, 0, reports=cooling)})
@@ -432,7 +432,7 @@ FATES = st.sampled_from(["act", "act", "act", "panic", "break before", "break in
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(FATES, FATES), min_size=5, max_size=5))
-def test_rewards_told_less_what_rollbacks_take_are_what_episodes_sum_up_to(script) -> None:
+def test_rewards_reported_less_what_rollbacks_take_are_what_episodes_sum_up_to(script) -> None:
     """Whatever happens to envs: one end each, and its sum follows from the events alone."""
     play = Play(make_control(num_envs=2, num_steps=5))
     for step, fates in enumerate(script):

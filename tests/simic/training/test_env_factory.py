@@ -187,13 +187,13 @@ def test_nothing_holds_an_env_when_those_of_the_next_round_are_built(
     assert num_alive == [0, 0, 0]
 
 
-def test_every_slot_tells_its_news_to_the_envs_outbox() -> None:
+def test_every_slot_puts_its_payloads_into_the_envs_outbox() -> None:
     idle, env = world_of(n_envs=2).envs
     for slot_id in SLOTS:
         request = GerminationRequest(seed_id=slot_id, blueprint=Blueprint.NORM)
         assert env.model.germinate(slot_id, request, env.seed_generator).succeeded
-        told = env.take_outbox()
-        assert [p.slot_id for p in told if isinstance(p, SeedGerminated)] == [slot_id]
+        reported = env.take_outbox()
+        assert [p.slot_id for p in reported if isinstance(p, SeedGerminated)] == [slot_id]
     assert idle.outbox == []
 
 

@@ -1,6 +1,7 @@
 """Whole steps of envs: what controllers make of them, and what each step leaves behind."""
 
 import pytest
+import torch
 from tests.simic.training.envs import (
     EAGER,
     IMAGES,
@@ -21,12 +22,13 @@ from esper.leyline.payloads import GradientAnomaly, SeedFossilized
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import TASKS as SHIPPED
 from esper.leyline.tasks import TaskSpec
+from esper.leyline.workers import MemoryStats
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset
 from esper.tamiyo.controllers.baselines import PeriodicController, RandomController
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.protocol import Controller
-from esper.tolaria.fences import RecordingFence
+from esper.tolaria.fences import CpuFence, FenceCall, RecordingFence
 
 tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
@@ -49,8 +51,8 @@ def test_periodic_takes_a_seed_to_a_fossil_on_a_real_body(task: TaskSpec) -> Non
     outcomes = drive(world, PeriodicController(world.work.action_rules), 14)
     assert world.env.model.num_fossils == 1
     assert not any(outcome.outcome.veto_reason for [outcome] in outcomes)
-    told = [effect.payload for [outcome] in outcomes for effect in outcome.action_effects]
-    assert sum(isinstance(payload, SeedFossilized) for payload in told) == 1
+    reported = [effect.payload for [outcome] in outcomes for effect in outcome.action_effects]
+    assert sum(isinstance(payload, SeedFossilized) for payload in reported) == 1
 
 
 def test_the_heuristic_takes_a_seed_to_a_fossil_on_the_digits_with_everything_at_its_default() -> (
@@ -96,7 +98,7 @@ def test_equal_worlds_live_equal_lives_whatever_lives_beside_them() -> None:
 # --- Evidence ------------------------------------------------------------------------------------
 
 
-def test_evidence_tells_what_the_passes_saw() -> None:
+def test_evidence_contains_what_the_passes_measured() -> None:
     world = world_of(n_envs=2)
     grow(world.env, "r0c1", Stage.HOLDING)
     evidence = world.look()[0]
@@ -123,7 +125,7 @@ def test_seeds_learn_what_the_pass_measured_of_them() -> None:
     assert held.contribution_pp == seed.contribution_pp
     assert held.steps_since_contribution == 0
     assert held.current_accuracy_pct == evidence.signals.val_accuracy_pct
-    # The fossil and the incubating seed still have what `grow` told them.
+    # The fossil and the incubating seed still have what `grow` recorded.
     assert fossil.contribution_pp == incubating.contribution_pp == 2.0
     assert held.gradient is not None
     assert incubating.gradient is not None
@@ -186,3 +188,19 @@ def test_releasing_an_env_waits_for_its_device() -> None:
     world = world_of(fences=[fence])
     world.work.release(world.env)
     assert [call.operation for call in fence.calls] == ["synchronize"]
+
+
+def test_memory_of_each_device_is_read_once() -> None:
+    stats = MemoryStats(
+        allocated_bytes=1, reserved_bytes=2, free_bytes=3, total_bytes=4, num_retries=5, num_ooms=6
+    )
+    world = world_of(n_envs=3)
+    work, envs = world.work, [world.work.build(0, env_id) for env_id in range(3)]
+    fences = [RecordingFence(torch.device(name), stats) for name in ("cpu", "cpu", "meta")]
+    for env, fence in zip(envs, fences, strict=True):
+        env.fence, env.device = fence, fence.device
+
+    assert work.memory(envs) == {"cpu": stats, "meta": stats}
+    assert sum(fence.calls.count(FenceCall("memory")) for fence in fences) == 2
+    envs[0].fence = CpuFence()
+    assert work.memory(envs[:1]) == {}

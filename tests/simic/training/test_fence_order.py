@@ -13,13 +13,14 @@ from esper.leyline.messages import StepDecision
 from esper.leyline.tasks import BatchMode
 from esper.runtime.batches import Batch, SharedBatchIterator
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.tolaria.engine import LaneEngine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.fences import FenceCall, RecordingFence
 from esper.tolaria.stopping import StopFlag
+from esper.tolaria.worker import Worker
 
 WAIT = ActionSpec(slot_id=SLOTS[0])
 ELSEWHERE = torch.device("cpu", 0)
-"""Another device than plain "cpu" as far as iterators can tell."""
+"""Another device than plain "cpu" as far as iterators can see."""
 
 TRANSFERS = [
     "feeder: transfer",  # env 0, inputs
@@ -104,13 +105,14 @@ def test_step_of_two_envs_and_two_batches_asks_for_these_operations_in_this_orde
 
 async def step_on_lanes(world: World, num_lanes: int) -> None:
     """Take the world's envs through one step on a real engine."""
-    engine = LaneEngine[ParallelEnvState, Batch](
-        num_envs=2,
+    worker = Worker[ParallelEnvState, Batch](
+        env_ids=range(2),
         num_lanes=num_lanes,
         work=world.work,
         batches=lambda round, step: world.train_batches.batches(round=round, step=step),
         stop=StopFlag(),
     )
+    engine = WorkerEngine([worker], num_envs=2, is_queued_ahead=False)
     waiting = StepDecision(
         round=0,
         step=0,
@@ -125,7 +127,7 @@ async def step_on_lanes(world: World, num_lanes: int) -> None:
         await engine.validate_pass(0)
         await engine.apply(waiting)
         # Letting go of an env waits for its device once more.
-        await engine.close()
+        engine.close()
 
 
 def test_lanes_ask_each_env_for_the_same_operations_behind_its_transfers() -> None:

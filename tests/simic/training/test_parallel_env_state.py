@@ -90,8 +90,8 @@ def test_the_active_slot_is_the_one_whose_seed_is_furthest_fossils_aside() -> No
     assert (env.active_slot, env.seed_stage) == ("r0c1", Stage.HOLDING)
 
 
-def test_what_was_told_is_handed_over_once() -> None:
+def test_outbox_is_handed_over_once() -> None:
     world = world_of()
-    world.env.outbox.append("news")
-    assert world.env.take_outbox() == ("news",)
+    world.env.outbox.append("payload")
+    assert world.env.take_outbox() == ("payload",)
     assert world.env.take_outbox() == ()

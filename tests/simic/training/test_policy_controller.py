@@ -70,7 +70,7 @@ def test_a_whole_step_of_control_crosses_no_more_often() -> None:
     assert mode.calls == {"tolist": 2}
 
 
-def test_choices_are_legal_and_told_as_they_were_made() -> None:
+def test_choices_are_legal_and_reported_as_they_were_made() -> None:
     policy, shown = small_policy(), situation()
     for _ in range(30):
         choice = policy.choose(shown)

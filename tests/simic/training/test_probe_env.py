@@ -13,9 +13,10 @@ from esper.leyline.messages import EnvEvidence, Phase, StepDecision, StepEvidenc
 from esper.leyline.probes import PROBES
 from esper.leyline.stages import Stage
 from esper.simic.probes.growth import Fate
+from esper.simic.training.assembly.engines import build_engine, choose_engine
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
-from esper.simic.training.assembly.worker_assembly import build_engine, build_probe_work
+from esper.simic.training.assembly.worker_assembly import build_probe_work
 from esper.simic.training.probe_env import ProbeEnv, ProbeWork
 from esper.tolaria.containment import Place, contained
 from esper.tolaria.stopping import StopFlag
@@ -39,7 +40,7 @@ def setup_of(name: str, **training: object) -> RunSetup:
 
 def work_of(name: str) -> ProbeWork:
     setup = setup_of(name, n_envs=1)
-    return build_probe_work(setup, PROBES[name].host)
+    return build_probe_work(setup.worker, PROBES[name].host)
 
 
 def decision_of(step: int, actions: tuple[ActionSpec, ...], *, is_last: bool) -> StepDecision:
@@ -124,7 +125,7 @@ def test_the_passes_of_a_probe_call_no_torch_operation(name: str) -> None:
 
 
 async def rounds_of(setup: RunSetup, num_rounds: int) -> list[tuple[StepEvidence, StepOutcome]]:
-    engine = build_engine(setup)
+    engine = build_engine(setup.worker)
     num_envs, num_steps = setup.job.training.n_envs, setup.job.training.max_epochs
     found = []
     for round_index in range(num_rounds):
@@ -135,7 +136,7 @@ async def rounds_of(setup: RunSetup, num_rounds: int) -> list[tuple[StepEvidence
             actions = ((PLANT if step == 2 else WAIT),) * num_envs
             decision = decision_of(step, actions, is_last=step == num_steps - 1)
             found.append((evidence, await engine.apply(decision)))
-    await engine.close()
+    engine.close()
     return found
 
 
@@ -150,7 +151,7 @@ def test_messages_do_not_depend_on_lanes_and_survive_the_wire() -> None:
     three = prepare_run(
         msgspec.structs.replace(job.job, run=lanes), "wait", None, StopFlag(), parts=RunParts()
     )
-    assert three.num_lanes == 3
+    assert choose_engine(three.worker).lanes == 3
     other = anyio.run(rounds_of, three, 2)
     assert list(map(without_clock, one)) == list(map(without_clock, other))
     for evidence, outcome in one:
@@ -196,12 +197,12 @@ def test_a_probe_that_loses_its_accuracy_is_rolled_back_as_a_network_is() -> Non
 
 def test_a_probe_has_no_network_to_save() -> None:
     setup = setup_of("constant", n_envs=1)
-    engine = build_engine(setup)
+    engine = build_engine(setup.worker)
 
     async def saved() -> object:
         await engine.build_round(0)
         found = await engine.snapshot(0)
-        await engine.close()
+        engine.close()
         return found
 
     assert anyio.run(partial(saved)) is None

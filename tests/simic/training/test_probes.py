@@ -10,13 +10,11 @@ from tests.simic.training.builders import Play, make_control, small_policy
 from esper.simic.telemetry.gradients import check_numerical_stability, collect_per_layer_gradients
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.probes import RunProbes
-from esper.tolaria.fences import CpuFence, Fence, MemoryStats, RecordingFence
 
 
-def probes(learner: PolicyController | None = None, fences: tuple[Fence, ...] = ()) -> RunProbes:
+def probes(learner: PolicyController | None = None) -> RunProbes:
     return RunProbes(
         learner=learner,
-        fences=fences,
         collect_layers=collect_per_layer_gradients,
         check_stability=check_numerical_stability,
     )
@@ -30,16 +28,16 @@ def test_observations_are_summed_up_group_by_group() -> None:
     seen[1, 23], seen[1, 24], seen[1, 25] = 4.0, math.nan, math.inf
     learner.last_observation = seen
 
-    told = probes(learner).observation_stats()
+    reported = probes(learner).observation_stats()
 
-    assert told.host_mean == pytest.approx(10.0 / 13)
-    assert told.host_std == pytest.approx(math.sqrt(100 / 13 - (10 / 13) ** 2))
-    assert told.context_mean == pytest.approx(9.5 / 20)
-    assert told.outlier_fraction == pytest.approx(5 / (2 * size))
-    assert told.near_clip_fraction == pytest.approx(4 / (2 * size))
-    assert told.clip_fraction == pytest.approx(3 / (2 * size))
-    assert (told.nan_count, told.inf_count) == (1, 1)
-    assert told.normalization_drift == 0.0
+    assert reported.host_mean == pytest.approx(10.0 / 13)
+    assert reported.host_std == pytest.approx(math.sqrt(100 / 13 - (10 / 13) ** 2))
+    assert reported.context_mean == pytest.approx(9.5 / 20)
+    assert reported.outlier_fraction == pytest.approx(5 / (2 * size))
+    assert reported.near_clip_fraction == pytest.approx(4 / (2 * size))
+    assert reported.clip_fraction == pytest.approx(3 / (2 * size))
+    assert (reported.nan_count, reported.inf_count) == (1, 1)
+    assert reported.normalization_drift == 0.0
 
 
 def test_drift_is_how_far_the_normaliser_has_moved_from_where_it_began() -> None:
@@ -75,17 +73,3 @@ def test_only_measured_figures_can_be_unstable() -> None:
 
     assert probes().unstable(spoilt) == ("value_loss", "ratio_max")
     assert probes().unstable(update()) == ()
-
-
-def test_each_device_is_asked_once() -> None:
-    stats = MemoryStats(
-        allocated_bytes=1, reserved_bytes=2, free_bytes=3, total_bytes=4, num_retries=5, num_ooms=6
-    )
-    full = [RecordingFence(torch.device("cpu"), stats) for _ in range(2)]
-    other = RecordingFence(torch.device("meta"), stats)
-
-    asked = probes(fences=(*full, other)).memory()
-
-    assert asked == (("cpu", stats), ("meta", stats))
-    assert sum(len(fence.calls) for fence in (*full, other)) == 2
-    assert probes(fences=(CpuFence(),)).memory() == ()

@@ -27,11 +27,12 @@ from esper.leyline.messages import Phase
 from esper.leyline.payloads import RewardHackingSuspected
 from esper.leyline.stages import Stage
 from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, Severity
+from esper.leyline.workers import MemoryStats
 from esper.simic import seed_management
 from esper.simic.telemetry import emitters, step_events
 from esper.simic.training import batch_ops, reporter
-from esper.simic.training.assembly import run_setup
-from esper.tolaria.fences import MemoryStats, RecordingFence
+from esper.simic.training.assembly import worker_setup
+from esper.tolaria.fences import RecordingFence
 
 ANOMALIES = {
     "ratio_max": 6.0,
@@ -63,7 +64,7 @@ def anomalous(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     """Four updates with everything wrong, on a device that is nearly full."""
     with pytest.MonkeyPatch.context() as patch:
         force_updates(patch, **ANOMALIES)
-        patch.setattr(run_setup, "build_fence", lambda device: RecordingFence(device, FULL))
+        patch.setattr(worker_setup, "build_fence", lambda device: RecordingFence(device, FULL))
         return small_run(tmp_path_factory.mktemp("anomalous"), n_episodes=4, max_epochs=1)
 
 
@@ -114,11 +115,11 @@ def test_a_forced_figure_becomes_its_alarm(anomalous: SmallRun, event_type, fact
     assert anomalous.counts[event_type] == 4
 
 
-def test_a_head_that_stopped_exploring_is_told_from_its_third_update_on(
+def test_a_head_that_stopped_exploring_is_reported_from_its_third_update_on(
     anomalous: SmallRun,
 ) -> None:
-    told = anomalous.data(EventType.ENTROPY_COLLAPSE_DETECTED)
-    assert [(item.head, item.consecutive_updates) for item in told] == [("op", 3), ("op", 4)]
+    reported = anomalous.data(EventType.ENTROPY_COLLAPSE_DETECTED)
+    assert [(item.head, item.consecutive_updates) for item in reported] == [("op", 3), ("op", 4)]
     assert [event.round for event in anomalous.of(EventType.ENTROPY_COLLAPSE_DETECTED)] == [2, 3]
 
 
@@ -140,8 +141,8 @@ def test_an_anomaly_shows_more_for_five_steps_and_no_longer(tmp_path, patch) -> 
 
     run = small_run(tmp_path, n_episodes=2, max_epochs=6)
 
-    told = [(event.round, event.step) for event in run.of(EventType.OBSERVATION_STATS)]
-    assert told == [(1, step) for step in range(5)]
+    reported = [(event.round, event.step) for event in run.of(EventType.OBSERVATION_STATS)]
+    assert reported == [(1, step) for step in range(5)]
     layers = run.of(EventType.LAYER_GRADIENTS_COLLECTED)
     assert [event.round for event in layers] == [0, 1]
     assert all(layer.norm is not None for event in layers for layer in event.data.layers)
@@ -176,7 +177,7 @@ def test_two_spoilt_updates_degrade_and_the_third_in_a_row_ends_the_run(tmp_path
     assert run.data(EventType.RUN_FINISHED)[0].status == "failed"
 
 
-def test_a_full_device_is_told_with_what_its_allocator_says(anomalous: SmallRun) -> None:
+def test_a_full_device_is_reported_with_its_allocator_statistics(anomalous: SmallRun) -> None:
     stats = anomalous.data(EventType.ALLOCATOR_STATS)[0]
     warning = anomalous.data(EventType.MEMORY_WARNING)[0]
 
@@ -188,7 +189,9 @@ def test_a_full_device_is_told_with_what_its_allocator_says(anomalous: SmallRun)
     assert anomalous.counts[EventType.MEMORY_WARNING] == 4
 
 
-def test_seeds_at_work_that_could_not_be_weighed_are_told_with_the_rollback(lost: SmallRun) -> None:
+def test_seeds_at_work_that_could_not_be_weighed_are_reported_with_the_rollback(
+    lost: SmallRun,
+) -> None:
     run = lost
     (missing,) = run.of(EventType.COUNTERFACTUAL_UNAVAILABLE)
     assert (missing.env_id, missing.step) == (0, 5)
@@ -206,18 +209,18 @@ def test_seeds_at_work_that_could_not_be_weighed_are_told_with_the_rollback(lost
     assert (0, 5) not in weighed
 
 
-def test_a_gradient_that_is_not_finite_is_told_by_its_host(broken: SmallRun) -> None:
+def test_a_gradient_that_is_not_finite_is_reported_for_its_host(broken: SmallRun) -> None:
     event = broken.of(EventType.GRADIENT_ANOMALY)[0]
 
     assert (event.data.kind, event.data.slot_id, event.data.norm) == ("nonfinite", None, None)
     assert event.nonfinite == ("norm",)
 
 
-def test_a_steady_host_is_told_once(steady: SmallRun) -> None:
-    (told,) = steady.of(EventType.TAMIYO_INITIATED)
+def test_a_steady_host_is_reported_once(steady: SmallRun) -> None:
+    (reported,) = steady.of(EventType.TAMIYO_INITIATED)
 
-    assert told.data.stable_steps == told.data.required_steps
-    assert told.step == told.data.required_steps
+    assert reported.data.stable_steps == reported.data.required_steps
+    assert reported.step == reported.data.required_steps
 
 
 def test_a_seed_paid_for_more_than_it_is_worth_is_suspected() -> None:

@@ -69,16 +69,16 @@ def figures(result: RoundResult, *, before: float | None = 50.0, now: float | No
         (50.0, None, None),
     ],
 )
-def test_a_trend_is_told_by_how_far_the_rolling_mean_has_moved(
+def test_a_trend_is_reported_by_how_far_the_rolling_mean_has_moved(
     result: RoundResult, before, now, trend
 ) -> None:
     hub = RecordingHub()
 
     anyio.run(reporter(hub).round, result, figures(result, before=before, now=now))
 
-    told = [event for kind in TRENDS for event in hub.of_type(kind)]
-    assert [event.event_type for event in told] == ([] if trend is None else [trend])
-    for event in told:
+    reported = [event for kind in TRENDS for event in hub.of_type(kind)]
+    assert [event.event_type for event in reported] == ([] if trend is None else [trend])
+    for event in reported:
         assert event.data.rolling_delta_pp == pytest.approx(now - before)
         assert event.data.previous_rolling_accuracy_pct == before
 
@@ -143,12 +143,12 @@ def test_an_escalation_that_a_checkpoint_brought_goes_on(result: RoundResult) ->
 
 def test_counts_of_a_round_start_anew(result: RoundResult) -> None:
     hub = RecordingHub()
-    told = reporter(hub)
-    told.env_steps, told.train_samples, told.feeder_wait_s = 6, 48, 0.5
+    counting = reporter(hub)
+    counting.env_steps, counting.train_samples, counting.feeder_wait_s = 6, 48, 0.5
 
     async def two_rounds() -> None:
         for _ in range(2):
-            await told.round(result, figures(result))
+            await counting.round(result, figures(result))
 
     anyio.run(two_rounds)
 
@@ -158,7 +158,7 @@ def test_counts_of_a_round_start_anew(result: RoundResult) -> None:
     assert (second.env_steps, second.train_samples, second.feeder_wait_s) == (0, 0, 0.0)
 
 
-def test_a_lost_log_ends_whoever_tells(result: RoundResult, tmp_path) -> None:
+def test_a_lost_log_raises_in_the_reporter(result: RoundResult, tmp_path) -> None:
     hub = RecordingHub()
     hub.failure = TelemetryLostError(tmp_path / "events.jsonl", None, "disk full", 3)
 

@@ -217,7 +217,7 @@ def test_seeds_are_counted_from_actions_and_ticks_and_rollbacks() -> None:
     assert (episode.num_germinated, episode.num_pruned, episode.num_fossilized) == (1, 3, 1)
 
 
-def test_stability_is_told_by_the_spread_of_the_last_rewards() -> None:
+def test_stability_follows_from_the_spread_of_the_last_rewards() -> None:
     book = ledger()
     pay(book, 0, delta=4.0)
     for step in range(1, 21):
@@ -246,7 +246,7 @@ def test_only_fossils_worth_keeping_at_the_end_are_contributing() -> None:
     assert episode.num_contributing_fossils == 1
 
 
-def test_an_episode_tells_its_last_evidence() -> None:
+def test_an_episode_reports_its_last_evidence() -> None:
     book = ledger()
     signals = make_signals(step=7, val_loss=0.5, val_accuracy_pct=91.0, best_val_accuracy_pct=93.0)
     evidence = env_evidence(1, 7, signals=signals)

@@ -1,4 +1,4 @@
-"""Whole runs: what they tell, how often, in which order, and what it adds up to."""
+"""Whole runs: their events, how many, in which order, and their sums."""
 
 import hashlib
 import itertools
@@ -74,14 +74,14 @@ def test_counts_per_unit_have_a_closed_form(
         telemetry={"level": level, "auto_escalate": False},
     )
 
-    told = {
+    reported = {
         event_type: count
         for event_type, count in run.counts.items()
         if EVENT_SPECS[event_type].per is not None
     }
-    assert told == expected_counts(rounds, envs, steps, TelemetryLevel.named(level))
+    assert reported == expected_counts(rounds, envs, steps, TelemetryLevel.named(level))
     assert all(EVENT_SPECS[kind].level <= TelemetryLevel.named(level) for kind in run.counts), (
-        "nothing is told above the level asked for"
+        "no event above the configured level"
     )
     if level == "debug":
         assert run.counts[EventType.OBSERVATION_STATS] == rounds * steps
@@ -113,8 +113,8 @@ def test_identities_hold_between_the_counts_of_seeds(lively: SmallRun) -> None:
     assert links["rollback"] == links["cooldown"] == links["audit"] == 0
 
 
-def test_the_tally_agrees_with_the_actions_told(lively: SmallRun) -> None:
-    for told, rates, summary, actions in zip(
+def test_the_tally_agrees_with_the_actions_reported(lively: SmallRun) -> None:
+    for reported, rates, summary, actions in zip(
         lively.data(EventType.ACTION_DISTRIBUTION),
         lively.data(EventType.MASK_HIT_RATES),
         lively.data(EventType.REWARD_SUMMARY),
@@ -122,9 +122,9 @@ def test_the_tally_agrees_with_the_actions_told(lively: SmallRun) -> None:
         strict=True,
     ):
         ops = Counter(action.op for action in actions)
-        assert {op: count for op, count in told.counts.items() if count} == ops
+        assert {op: count for op, count in reported.counts.items() if count} == ops
         successes = Counter(action.op for action in actions if action.succeeded)
-        assert {op: count for op, count in told.successes.items() if count} == successes
+        assert {op: count for op, count in reported.successes.items() if count} == successes
         assert rates.num_decisions == rates.legal_counts["WAIT"] == len(actions)
         assert rates.forced_count == sum(action.is_forced for action in actions)
         rewards = [action.reward for action in actions]
@@ -137,7 +137,7 @@ def _by_round(run: SmallRun, event_type: EventType) -> list[list]:
     return [[event.data for event in group] for _, group in groups]
 
 
-def test_the_rewards_told_are_what_an_episode_sums_up_to(lively: SmallRun) -> None:
+def test_the_rewards_reported_are_what_an_episode_sums_up_to(lively: SmallRun) -> None:
     for end in lively.of(EventType.EPISODE_OUTCOME):
         mine = [
             event.data.reward
@@ -150,14 +150,14 @@ def test_the_rewards_told_are_what_an_episode_sums_up_to(lively: SmallRun) -> No
 
 def test_a_round_sums_its_episodes_up(lively: SmallRun) -> None:
     ends = _by_round(lively, EventType.EPISODE_OUTCOME)
-    for index, (told, episodes) in enumerate(
+    for index, (reported, episodes) in enumerate(
         zip(lively.data(EventType.BATCH_EPOCH_COMPLETED), ends, strict=True)
     ):
-        assert told.env_rewards == tuple(end.total_reward for end in episodes)
-        assert told.env_accuracies_pct == tuple(end.final_accuracy_pct for end in episodes)
-        assert told.episodes_completed == 2 * (index + 1)
-        mean = sum(told.env_accuracies_pct) / len(episodes)
-        assert told.mean_accuracy_pct == pytest.approx(mean)
+        assert reported.env_rewards == tuple(end.total_reward for end in episodes)
+        assert reported.env_accuracies_pct == tuple(end.final_accuracy_pct for end in episodes)
+        assert reported.episodes_completed == 2 * (index + 1)
+        mean = sum(reported.env_accuracies_pct) / len(episodes)
+        assert reported.mean_accuracy_pct == pytest.approx(mean)
 
 
 def test_the_network_of_every_episode_is_recorded_just_before_its_outcome(
@@ -186,12 +186,12 @@ def test_a_recorded_network_is_what_the_events_of_its_seeds_add_up_to(lively: Sm
         mine = [item for item in lively.events if item.episode_id == event.episode_id]
         slots = _slots_by_replay(mine)
 
-        told = {
+        reported = {
             row.slot_id: {name: getattr(row, name) for name in slots[row.slot_id]}
             for row in event.data.slots
         }
 
-        assert told == slots
+        assert reported == slots
         (host_params,) = {item.host_params for item in lively.data(EventType.TRAINING_STARTED)}
         assert event.data.host_params == host_params
         assert event.data.total_params == host_params + sum(
@@ -231,14 +231,14 @@ def _slots_by_replay(events: list[Event]) -> dict[str, dict[str, object]]:
 
 
 def test_throughput_counts_samples_and_how_long_lanes_waited(lively: SmallRun) -> None:
-    for told in lively.data(EventType.THROUGHPUT):
-        assert told.env_steps == 2 * 25
-        assert told.train_samples == told.env_steps * NUM_TRAIN
-        assert told.val_samples == told.env_steps * NUM_VAL
-        assert 0 < told.feeder_wait_s < told.duration_s
+    for reported in lively.data(EventType.THROUGHPUT):
+        assert reported.env_steps == 2 * 25
+        assert reported.train_samples == reported.env_steps * NUM_TRAIN
+        assert reported.val_samples == reported.env_steps * NUM_VAL
+        assert 0 < reported.feeder_wait_s < reported.duration_s
 
 
-def test_a_step_is_told_in_order(lively: SmallRun) -> None:
+def test_a_step_is_reported_in_order(lively: SmallRun) -> None:
     """Evidence of all envs, then env by env what was done, then the profile."""
     stages = {
         EventType.COUNTERFACTUAL_MATRIX_COMPUTED: 0,
@@ -348,7 +348,7 @@ def digest(run: SmallRun) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def test_telling_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+def test_telemetry_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     runs = [
         lively_run(tmp_path / level, max_epochs=8, telemetry={"level": level}) for level in LEVELS
     ]
@@ -357,8 +357,8 @@ def test_telling_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     assert len({run.result.state.scoreboard.params_added for run in runs}) == 1
     for less, more in itertools.pairwise(runs):
         kinds = set(less.counts)
-        told = [event.data for event in more.events if event.event_type in kinds]
-        ends = [data for data in told if type(data).__name__ == "EpisodeOutcome"]
+        reported = [event.data for event in more.events if event.event_type in kinds]
+        ends = [data for data in reported if type(data).__name__ == "EpisodeOutcome"]
         assert ends == less.data(EventType.EPISODE_OUTCOME)
 
 
@@ -369,7 +369,7 @@ def test_telling_changes_nothing_that_is_trained(tmp_path: Path) -> None:
         *itertools.product((Phase.TRAIN, Phase.VALIDATE, Phase.APPLY), (0, 1, 3)),
     ],
 )
-def test_an_env_that_breaks_is_told_once_and_the_others_go_on(
+def test_an_env_that_breaks_is_reported_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: SmallRun, phase: Phase, step: int
 ) -> None:
     break_envs(monkeypatch, phase, {(1, step)})
@@ -471,7 +471,7 @@ def test_the_loss_family_runs_and_pays_for_falling_losses(tmp_path: Path) -> Non
         assert (term > 0) == (now < before)
 
 
-def test_phases_are_told_where_they_belong(lively: SmallRun) -> None:
+def test_phases_are_reported_where_they_belong(lively: SmallRun) -> None:
     for event in lively.of(EventType.PHASE_PROFILE_COMPLETED):
         phases = [phase.phase for phase in event.data.phases]
         whole_step = ["train", "validate", "decide", "apply", "record"]
@@ -488,7 +488,7 @@ def test_a_run_without_a_profile_is_the_same_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [0, 2, 4])
-def test_a_rollback_is_told_in_place_of_the_action_and_its_episode_ends_once(
+def test_a_rollback_is_reported_in_place_of_the_action_and_its_episode_ends_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     lose_envs(monkeypatch, {(0, step)})
@@ -522,7 +522,7 @@ def test_probes_never_run_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = set()
-    for name in ("layer_gradients", "observation_stats", "memory"):
+    for name in ("layer_gradients", "observation_stats"):
         probe = getattr(RunProbes, name)
 
         def noted(self, probe=probe):

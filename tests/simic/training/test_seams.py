@@ -21,8 +21,8 @@ from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.normalizers import RewardNormalizer
 from esper.simic.training import vectorized
 from esper.simic.training.assembly.parts import RunParts
-from esper.simic.training.assembly.run_setup import prepare_run
 from esper.simic.training.assembly.worker_assembly import build_work
+from esper.simic.training.assembly.worker_setup import prepare_worker
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.vectorized import run_job
@@ -30,7 +30,7 @@ from esper.tolaria.fences import RecordingFence
 from esper.tolaria.stopping import StopFlag
 
 
-def tiny_run(telemetry_dir: Path, *, resume: bool = False, **training: object) -> TrainingResult:
+def short_run(telemetry_dir: Path, *, resume: bool = False, **training: object) -> TrainingResult:
     settings = {"n_episodes": 1, "max_epochs": 2, **training}
     job = tiny_job(telemetry_dir, **settings)
     checkpoint = next(telemetry_dir.glob("*/checkpoints/round-000001.pt")) if resume else None
@@ -42,7 +42,7 @@ def test_replacing_get_hub_takes_the_events(
 ) -> None:
     hub = RecordingHub()
     monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
-    tiny_run(tmp_path)
+    short_run(tmp_path)
     assert len(hub.of_type(EventType.EPOCH_COMPLETED)) == 4
 
 
@@ -57,7 +57,7 @@ def test_replacing_the_reward_normalizer_changes_what_is_learned_from(
             return super().normalize_round(rewards, returns, is_paid)
 
     monkeypatch.setattr(vectorized, "RewardNormalizer", Noting)
-    tiny_run(tmp_path)
+    short_run(tmp_path)
     assert [tuple(rewards.shape) for rewards in seen] == [(2, 2)]
 
 
@@ -72,7 +72,7 @@ def test_replacing_the_batch_iterator_changes_the_data(
             return super().batches(round=round, step=step)
 
     monkeypatch.setattr(vectorized, "SharedBatchIterator", Noting)
-    tiny_run(tmp_path)
+    short_run(tmp_path)
     assert passes.count((0, 1)) == 1
 
 
@@ -88,8 +88,8 @@ def test_replacing_the_agent_changes_who_decides_and_who_is_loaded(
             return super().load(path, device=device)
 
     monkeypatch.setattr(vectorized, "PPOAgent", Noting)
-    assert isinstance(tiny_run(tmp_path).agent, Noting)
-    tiny_run(tmp_path, resume=True, n_episodes=2)
+    assert isinstance(short_run(tmp_path).agent, Noting)
+    short_run(tmp_path, resume=True, n_episodes=2)
     assert [path.name for path in loaded] == ["round-000001.pt"]
 
 
@@ -106,7 +106,7 @@ def test_replacing_autocast_wraps_every_forward_of_a_host(
             yield
 
     monkeypatch.setattr(vectorized, "torch_amp", Precision)
-    tiny_run(tmp_path, amp=True)
+    short_run(tmp_path, amp=True)
     assert set(entered) == {"cpu torch.bfloat16"}
     assert len(entered) > 4
 
@@ -126,7 +126,7 @@ def test_precision_is_that_of_the_hosts_devices_and_not_of_the_policys(
     layer = {"training": {"n_envs": 3, "amp": True, "amp_dtype": "bfloat16", "device": "cpu"}}
     job, _ = merge_job(("test", layer))
     parts = RunParts(autocast=Precision.autocast)
-    setup = prepare_run(job, "wait", None, StopFlag(), parts=parts)
+    setup = prepare_worker(job, StopFlag(), parts=parts)
     devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
     fences = tuple(RecordingFence(device=device) for device in devices)
 
@@ -137,7 +137,7 @@ def test_precision_is_that_of_the_hosts_devices_and_not_of_the_policys(
         assert entered == types
 
 
-def test_replacing_the_layer_collector_changes_what_is_told_of_layers(
+def test_replacing_the_layer_collector_changes_what_is_reported_of_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def collect(network: nn.Module) -> tuple[LayerGradient, ...]:
@@ -150,10 +150,10 @@ def test_replacing_the_layer_collector_changes_what_is_told_of_layers(
     hub = RecordingHub(config=TelemetryConfig(level="debug"))
     monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
     monkeypatch.setattr(vectorized, "collect_per_layer_gradients", collect)
-    tiny_run(tmp_path)
-    (told,) = hub.of_type(EventType.LAYER_GRADIENTS_COLLECTED)
-    assert [layer.layer for layer in told.data.layers] == ["mine"]
-    assert told.data.num_dead == 1
+    short_run(tmp_path)
+    (reported,) = hub.of_type(EventType.LAYER_GRADIENTS_COLLECTED)
+    assert [layer.layer for layer in reported.data.layers] == ["mine"]
+    assert reported.data.num_dead == 1
 
 
 def test_replacing_the_stability_check_raises_its_alarm(
@@ -162,7 +162,7 @@ def test_replacing_the_stability_check_raises_its_alarm(
     hub = RecordingHub()
     monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
     monkeypatch.setattr(vectorized, "check_numerical_stability", lambda figures: ("planted",))
-    tiny_run(tmp_path)
+    short_run(tmp_path)
     (alarm,) = hub.of_type(EventType.NUMERICAL_INSTABILITY_DETECTED)
     assert "planted" in alarm.data.where
 
@@ -182,8 +182,8 @@ def test_a_compiled_policy_runs_the_compiled_step(
         return run
 
     monkeypatch.setattr(torch, "compile", compile_double)
-    tiny_run(tmp_path / "off")
+    short_run(tmp_path / "off")
     assert compiled == []
-    tiny_run(tmp_path / "on", compile_mode="reduce-overhead")
+    short_run(tmp_path / "on", compile_mode="reduce-overhead")
     assert set(compiled) == {"reduce-overhead"}
     assert len(compiled) >= 2

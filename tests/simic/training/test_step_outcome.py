@@ -181,17 +181,17 @@ def check_slot_sums(run: SmallRun) -> None:
     rounds: list[Any] = run.data(EventType.ACTION_DISTRIBUTION)
     assert len(rounds) == 2
     for round_index, data in enumerate(rounds):
-        told = {it.slot_id: (it.num_decided, it.num_succeeded, it.reward) for it in data.slots}
+        reported = {it.slot_id: (it.num_decided, it.num_succeeded, it.reward) for it in data.slots}
         expected = sums_by_slot(run, round_index)
-        assert list(told) == ["r0c0", "r0c1"]
-        assert told == {
+        assert list(reported) == ["r0c0", "r0c1"]
+        assert reported == {
             slot_id: (decided, succeeded, pytest.approx(reward, abs=1e-9))
             for slot_id, (decided, succeeded, reward) in expected.items()
         }
-        assert sum(decided for decided, _, _ in told.values()) > 0
+        assert sum(decided for decided, _, _ in reported.values()) > 0
 
 
-def test_a_round_tells_decisions_successes_and_reward_of_each_slot(tmp_path: Path) -> None:
+def test_a_round_reports_decisions_successes_and_reward_of_each_slot(tmp_path: Path) -> None:
     check_slot_sums(run_four(tmp_path, num_lanes=2, n_episodes=2, max_epochs=12))
 
 
@@ -225,12 +225,12 @@ def test_a_rollback_names_the_seed_that_was_furthest(
 ) -> None:
     lose_envs(monkeypatch, {(env, step) for env in range(4) for step in (6, 9)})
     run = run_four(tmp_path, max_epochs=12)
-    told = run.of(EventType.GOVERNOR_ROLLBACK)
-    assert len(told) == 8
+    reported = run.of(EventType.GOVERNOR_ROLLBACK)
+    assert len(reported) == 8
     seeds = {
         (event.env_id, event.step): event.data.seeds for event in run.of(EventType.EPOCH_COMPLETED)
     }
-    for event in told:
+    for event in reported:
         data: Any = event.data
         here = {seed.slot_id: seed for seed in seeds[event.env_id, event.step]}
         if data.active_slot is None:
@@ -239,7 +239,7 @@ def test_a_rollback_names_the_seed_that_was_furthest(
         else:
             assert data.active_slot in data.pruned_slots
             assert here[data.active_slot].stage == data.active_stage
-    assert any(event.data.active_slot for event in told)
+    assert any(event.data.active_slot for event in reported)
 
 
 def test_control_zeroes_the_memory_of_an_env_because_the_env_says_so(

@@ -84,7 +84,7 @@ def test_ready_event_is_set_and_shutdown_event_stops_the_run(tmp_path: Path) -> 
     assert b'"status":"interrupted"' in lines_of(run_dir)[-1]
 
 
-def test_run_that_is_told_to_stop_before_it_begins_creates_nothing(tmp_path: Path) -> None:
+def test_run_that_is_asked_to_stop_before_it_begins_creates_nothing(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
 

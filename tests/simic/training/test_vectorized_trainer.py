@@ -35,7 +35,7 @@ def go_on(directory: Path, checkpoint: str, rounds: int, **training: object) -> 
 
 
 @pytest.mark.parametrize("checkpoint", ["round-000000.pt", "round-000001.pt"])
-def test_a_resumed_run_tells_nothing_twice(tmp_path: Path, checkpoint: str) -> None:
+def test_a_resumed_run_emits_nothing_twice(tmp_path: Path, checkpoint: str) -> None:
     whole = small_run(tmp_path, n_episodes=2, max_epochs=2)
 
     again = go_on(tmp_path, checkpoint, rounds=2, max_epochs=2)
@@ -53,8 +53,8 @@ def test_an_escalation_goes_on_after_a_resume(
 
     events = go_on(tmp_path, "round-000001.pt", rounds=2, max_epochs=6)
 
-    told = [event for event in events if event.event_type is EventType.OBSERVATION_STATS]
-    assert [(event.round, event.step) for event in told] == [(1, step) for step in range(5)]
+    reported = [event for event in events if event.event_type is EventType.OBSERVATION_STATS]
+    assert [(event.round, event.step) for event in reported] == [(1, step) for step in range(5)]
 
 
 def test_anomaly_streaks_go_on_after_a_resume(
@@ -70,7 +70,7 @@ def test_anomaly_streaks_go_on_after_a_resume(
     assert (alarm.round, alarm.data.running_mean, alarm.data.drift_fraction) == (1, 1.0, 1.0)
 
 
-def test_a_run_that_is_told_to_stop_says_so(
+def test_a_run_that_is_asked_to_stop_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: PolicyController, *_: object) -> None:
@@ -115,9 +115,7 @@ def test_a_run_that_lost_its_log_ends_with_that_error(
     assert isinstance(run.error, TelemetryLostError)
 
 
-def test_whoever_replaces_the_hub_hears_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_hub_gets_every_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = RecordingHub()
     monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
 

@@ -15,7 +15,7 @@ from esper.karn.report.comparison_tables import (
     differences_table,
     scores_table,
 )
-from esper.karn.web.page import PLOTLY_NAME, asset
+from esper.karn.web.page import inline_policy, map_styles, plotly_script
 from esper.leyline.comparison import ComparisonReport
 from esper.leyline.learning import LearningReport
 
@@ -73,13 +73,15 @@ def comparison_page(report: ComparisonReport) -> str:
     learning = report.learning
     plots = [*comparison_plots(report), *(learning_plots(learning) if learning else ())]
     # Escaped, so that a user-chosen name cannot close the script element that contains it.
-    told = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
+    encoded = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
+    plotly = plotly_script()
     title = f"Comparison on {escape(report.task)}"
     front = f"Arms ({FRONT_MARK} on the Pareto front of accuracy against parameters)"
     costs = "Growth and cost: means per env, wall-clock time per run"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{inline_policy(scripts=(plotly, _SCRIPT), styles=(_STYLE,))}{map_styles()}"
         f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
         f"<p>{escape(_setting(report))}</p>"
         f"{_table(front, scores_table(report))}{_table(costs, costs_table(report))}"
@@ -89,15 +91,9 @@ def comparison_page(report: ComparisonReport) -> str:
         "<h2>Accuracy against parameters</h2><p>Stars are on the Pareto front; bars are 95 % "
         'intervals.</p><div class="plot" id="front"></div>'
         f"{_learning_section(learning, plots) if learning else ''}"
-        f'<script type="application/json" id="plots">{told}</script>'
-        f"<script>{_plotly()}</script><script>{_SCRIPT}</script></body></html>\n"
+        f'<script type="application/json" id="plots">{encoded}</script>'
+        f"<script>{plotly}</script><script>{_SCRIPT}</script></body></html>\n"
     )
-
-
-def _plotly() -> str:
-    script = asset(PLOTLY_NAME)
-    assert script is not None, "plotly is installed with Esper"
-    return script.decode().replace("</script", "<\\/script")
 
 
 def _setting(report: ComparisonReport) -> str:

@@ -7,7 +7,7 @@ import msgspec
 
 from esper.karn.view.snapshot import AlarmView
 from esper.karn.view.thresholds import LIMITS
-from esper.leyline import payloads
+from esper.leyline import engine_payloads, payloads
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Event, Severity
 
@@ -86,10 +86,14 @@ def _env_alarm_text(data: Payload) -> str | None:
             )
         case payloads.CounterfactualUnavailable():
             return f"contribution of {', '.join(data.slot_ids)} not measured: {data.reason}"
-        case payloads.LaneStalled():
+        case engine_payloads.LaneStalled():
             return f"lane {data.lane}: no heartbeat for {data.silent_s:.0f} s"
+        case engine_payloads.WorkerRestarted():
+            return f"worker {data.worker} {data.reason}; replaced within {data.duration_s:.1f} s"
         case payloads.SubscriberLagged():
             return f"slow subscriber {data.subscriber} lost {data.num_dropped} events"
+        case payloads.LiveServerStopped():
+            return f"the live server stopped ({data.reason}); the run goes on"
         case payloads.MemoryWarning():
             return f"{data.device} is {data.used_fraction:.0%} full"
     return None
@@ -135,7 +139,7 @@ def _policy_alarm_text(data: Payload) -> str | None:
 
 
 def plain_text(data: Payload) -> str:
-    """List the first string and integer fields of a payload that has no text of its own."""
+    """List the first string and integer fields of a payload without a specific text."""
     fields: Mapping[str, object] = msgspec.structs.asdict(data)
     shown = [f"{name} {value}" for name, value in fields.items() if isinstance(value, str | int)]
     return ", ".join(shown[:4])

@@ -13,7 +13,8 @@ from esper.karn.view.snapshot import Patch, Snapshot
 from esper.karn.view.view_model import ViewModel
 from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import Event, decode_event
-from esper.nissa.bus.subscribers import LiveSource, LogReader
+from esper.nissa.bus.log_reader import LogReader
+from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.reading.lines import find_logs, is_compressed, read_lines
 from esper.nissa.storage.journal import OPERATIONAL_FILE
 

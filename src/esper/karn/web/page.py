@@ -8,7 +8,7 @@ import base64
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -24,7 +24,10 @@ __all__ = [
     "asset",
     "asset_version",
     "live_page",
+    "map_styles",
+    "inline_policy",
     "script_policy",
+    "plotly_script",
     "serve_command",
     "self_contained_page",
 ]
@@ -79,7 +82,7 @@ def live_page(address_of: Callable[[str], str], run_dir: Path) -> LivePage:
     head = (
         f'<link rel="stylesheet" href="{_attribute(address_of("style.css"))}">'
         f'<meta name="esper-serve-command" content="{_attribute(serve_command(run_dir))}">'
-        + _map_styles()
+        + map_styles()
     )
     tail = (
         f'<script type="importmap">{import_map}</script>'
@@ -92,16 +95,25 @@ def live_page(address_of: Callable[[str], str], run_dir: Path) -> LivePage:
 def self_contained_page(embedded: bytes) -> str:
     """Return the page with all files and a view's JSON embedded."""
     import_map = _import_map(_data_address)
-    script = _text(PLOTLY_NAME).replace("</script", "<\\/script")
+    plotly = plotly_script()
+    entry = f'import "esper/{ENTRY}";'
+    style = _text("style.css")
+    # The page's modules import each other from data URLs, which only an inline script names.
+    policy = inline_policy(scripts=(import_map, plotly, entry), styles=(style,), sources=("data:",))
     # Inside a script element, only `<` could terminate the JSON early.
     view = embedded.decode().replace("<", "\\u003c")
     tail = (
         f'<script type="application/json" id="embedded-view">{view}</script>'
         f'<script type="importmap">{import_map}</script>'
-        f"<script>{script}</script>"
-        f'<script type="module">import "esper/{ENTRY}";</script>'
+        f"<script>{plotly}</script>"
+        f'<script type="module">{entry}</script>'
     )
-    return _filled(f"<style>{_text('style.css')}</style>", tail)
+    return _filled(f"{policy}<style>{style}</style>{map_styles()}", tail)
+
+
+def plotly_script() -> str:
+    """Return plotly's script in a form that can be embedded in a page."""
+    return _text(PLOTLY_NAME).replace("</script", "<\\/script")
 
 
 def _import_map(address_of: Callable[[str], str]) -> str:
@@ -115,7 +127,7 @@ def _data_address(name: str) -> str:
 
 
 @cache
-def _map_styles() -> str:
+def map_styles() -> str:
     """Return placeholders that keep plotly from adding inline styles for maps, which are unused."""
     names = re.findall(r'getElementById\("([0-9a-f]{64})"\)', _text(PLOTLY_NAME))
     return "".join(f'<template id="{name}"></template>' for name in sorted(set(names)))
@@ -151,6 +163,26 @@ def script_policy(import_map: str) -> str:
             "frame-ancestors 'none'",
         )
     )
+
+
+def inline_policy(
+    *, scripts: Sequence[str], styles: Sequence[str], sources: Sequence[str] = ()
+) -> str:
+    """Return the meta element of a file's Content-Security-Policy: only its own inline parts."""
+    allowed_scripts = [*(f"'sha256-{_digest(script)}'" for script in scripts), *sources]
+    # plotly inserts an empty style element and adds rules to it; allow the empty digest.
+    allowed_styles = [f"'sha256-{_digest(style)}'" for style in (*styles, "")]
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {' '.join(allowed_scripts)}",
+            f"style-src {' '.join(allowed_styles)}",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    return f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
 
 
 def _digest(text: str) -> str:

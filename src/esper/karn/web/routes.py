@@ -2,15 +2,15 @@
 
 import contextlib
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 import anyio
 import msgspec
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -18,6 +18,10 @@ from esper.karn.view.view_feed import ViewFeed
 from esper.karn.view.view_model import START
 from esper.karn.web.page import MEDIA_TYPES, asset, asset_version, live_page, script_policy
 from esper.leyline.live import CloseCode
+from esper.nissa.live.budget import ConnectionBudget
+from esper.nissa.live.guard import budget_of
+from esper.nissa.live.session import Stop
+from esper.nissa.live.visitors import Visitors
 
 __all__ = ["ViewRequest", "dashboard_routes"]
 
@@ -26,15 +30,11 @@ HEARTBEAT_S: Final = 2.0
 """Interval of patches without changes, by which the page detects that the server is alive."""
 MAX_VIEWERS: Final = 64
 MAX_BAD_MESSAGES: Final = 10
+PATCH_UNITS: Final = 10.0
+"""Cost of a patch that is sent because the viewer asked, in units of the connection's budget."""
+CHUNK_BYTES: Final = 32 * 1024
 CLOSE_GRACE_S: Final = 1.0
 _FOREVER: Final = "max-age=31536000, immutable"
-_COMMON_HEADERS: Final = {
-    "X-Content-Type-Options": "nosniff",
-    # The URL may contain the token, which must not leak to other servers.
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
-
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -48,7 +48,7 @@ _REQUEST_DECODER: Final = msgspec.json.Decoder(ViewRequest)
 
 
 def dashboard_routes(feed: ViewFeed, run_dir: Path) -> list[BaseRoute]:
-    """Return the routes of the dashboard, for `nissa.live.server.build_app(routes=…)`.
+    """Return the routes of the dashboard, for `nissa.live.app.build_app(routes=…)`.
 
     Args:
         feed: the view of the run.
@@ -68,17 +68,12 @@ class _Dashboard:
 
     feed: ViewFeed
     run_dir: Path
-    num_viewers: int = 0
+    visitors: Visitors = field(default_factory=lambda: Visitors(MAX_VIEWERS))
 
-    async def page(self, request: Request) -> Response:
-        """Return the page; the URLs of its files contain their version, and the token if any."""
-        token = request.query_params.get("token")
-        page = live_page(_Addresses(token), self.run_dir)
-        headers = {
-            **_COMMON_HEADERS,
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": script_policy(page.import_map),
-        }
+    async def page(self, _: Request) -> Response:
+        """Return the page; the URLs of its files contain their version."""
+        page = live_page(_address_of, self.run_dir)
+        headers = {"Content-Security-Policy": script_policy(page.import_map)}
         return Response(page.html, media_type="text/html; charset=utf-8", headers=headers)
 
     async def file(self, request: Request) -> Response:
@@ -90,37 +85,39 @@ class _Dashboard:
         version = asset_version(name)
         is_versioned = request.query_params.get("v") == version
         headers = {
-            **_COMMON_HEADERS,
-            "Cache-Control": f"private, {_FOREVER}" if is_versioned else "no-cache",
+            "Cache-Control": f"public, {_FOREVER}" if is_versioned else "no-cache",
             "ETag": f'"{version}"',
         }
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         media_type = MEDIA_TYPES[name.rpartition(".")[2]]
-        return Response(content, media_type=media_type, headers=headers)
+        headers["Content-Length"] = str(len(content))
+        return StreamingResponse(_chunks(content), media_type=media_type, headers=headers)
 
     async def view(self, websocket: WebSocket) -> None:
         """Serve one viewer."""
         await websocket.accept()
-        if self.num_viewers >= MAX_VIEWERS:
+        now_s = anyio.current_time()
+        if not self.visitors.make_room(now_s):
             await websocket.close(CloseCode.TOO_MANY_CONNECTIONS, "too many viewers")
             return
-        self.num_viewers += 1
+        viewer = _Viewer(websocket, self.feed, budget_of(websocket.scope))
+        self.visitors.add(viewer, now_s)
         try:
-            await _Viewer(websocket, self.feed).run()
+            await viewer.run()
         finally:
-            self.num_viewers -= 1
+            self.visitors.leave(viewer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Addresses:
-    """Maps file names of the page to versioned URLs."""
+def _address_of(name: str) -> str:
+    """Return the versioned URL of one of the page's files."""
+    return f"/assets/{name}?v={asset_version(name)}"
 
-    token: str | None
 
-    def __call__(self, name: str) -> str:
-        token = "" if self.token is None else f"&token={quote(self.token, safe='')}"
-        return f"/assets/{name}?v={asset_version(name)}{token}"
+async def _chunks(content: bytes) -> AsyncIterator[bytes]:
+    """Yield a file in parts, so that no connection holds all of it in its write buffer."""
+    for start in range(0, len(content), CHUNK_BYTES):
+        yield content[start : start + CHUNK_BYTES]
 
 
 @dataclass(eq=False, slots=True)
@@ -132,6 +129,7 @@ class _Viewer:
 
     websocket: WebSocket
     feed: ViewFeed
+    budget: ConnectionBudget
     selected_env: int | None = None
     _version: int = START
     _sent_at: float = 0.0
@@ -160,12 +158,24 @@ class _Viewer:
         self._scope.cancel()
 
     async def _end_when_server_stops(self) -> None:
-        await self.websocket.app.state.stopping.wait()
-        self._end(CloseCode.SERVER_STOPS)
+        stop: Stop = self.websocket.app.state.stop
+        await stop.event.wait()
+        self._end(stop.code)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no env is selected."""
+        return self.selected_env is None
+
+    def displace(self) -> None:
+        """End the connection to make room for another viewer."""
+        self._end(CloseCode.TOO_MANY_CONNECTIONS)
 
     async def _stream(self) -> None:
         while True:
             is_due = anyio.current_time() - self._sent_at >= HEARTBEAT_S
+            if self._asked.is_set():
+                await self.budget.spend(PATCH_UNITS)
             if self._version < self.feed.version or self._asked.is_set() or is_due:
                 await self._send_patch()
             elif self.feed.is_over:
@@ -186,6 +196,7 @@ class _Viewer:
     async def _listen(self) -> None:
         while True:
             message = await self.websocket.receive()
+            await self.budget.spend()
             if message["type"] == "websocket.disconnect":
                 self._end(None)
                 return

@@ -82,7 +82,7 @@ GATED_EDGES: Final = frozenset(
 """Transitions that require a passed gate; going back from HOLDING to BLENDING requires none."""
 
 _UNCOUNTED_GATE: Final = Gate.G0.name
-"""GerminationRequest passes G0 and has an event of its own instead of a stage change."""
+"""Germination passes G0 and has its own event instead of a stage change."""
 
 
 def read_fact(line: bytes) -> Fact | None:

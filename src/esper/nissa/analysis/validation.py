@@ -1,10 +1,9 @@
 """Validating a run's log: checksums, sequence, schema, order rules and equations."""
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,7 +19,12 @@ from esper.nissa.reading.lines import (
     run_directory_of,
     split_lines,
 )
-from esper.nissa.storage.blocks import CommitRecord, checksum_path, parse_commit_record
+from esper.nissa.storage.blocks import (
+    MAX_RECORD_BYTES,
+    CommitRecord,
+    checksum_path,
+    parse_commit_record,
+)
 
 __all__ = ["Finding", "Validation", "validate_log", "validate_run"]
 
@@ -117,7 +121,7 @@ def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck
                 message = f"block at offset {block.start} does not follow offset {expected_start}"
                 findings.add(crc_path, number, "crc", message)
                 break
-            if not _matches(stream, block):
+            if not block.matches(stream):
                 message = f"bytes {block.start} to {block.end} of {log.name} do not match"
                 findings.add(crc_path, number, "crc", message)
             else:
@@ -130,8 +134,7 @@ def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck
 
 def _read_blocks(crc_path: Path, findings: _Findings) -> Iterator[tuple[int, CommitRecord]]:
     """Yield the rows; an incomplete last row without a newline is ignored."""
-    *rows, _ = crc_path.read_bytes().split(b"\n")
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(_read_rows(crc_path), 1):
         # Only the canonical spelling is accepted, so any changed character is reported.
         block = parse_commit_record(row)
         if block is None:
@@ -143,15 +146,12 @@ def _read_blocks(crc_path: Path, findings: _Findings) -> Iterator[tuple[int, Com
         yield number, block
 
 
-def _matches(stream: BinaryIO, block: CommitRecord) -> bool:
-    """Compare the next bytes of a log with their checksum and their number of events."""
-    crc = num_lines = 0
-    num_left = block.end - block.start
-    while num_left > 0 and (piece := stream.read(min(num_left, 1 << 20))):
-        crc = zlib.crc32(piece, crc)
-        num_lines += piece.count(b"\n")
-        num_left -= len(piece)
-    return (crc, num_lines) == (block.crc, block.num_events)
+def _read_rows(crc_path: Path) -> Iterator[bytes]:
+    with crc_path.open("rb") as stream:
+        while row := stream.readline(MAX_RECORD_BYTES):
+            if not row.endswith(b"\n") and len(row) < MAX_RECORD_BYTES:
+                return
+            yield row.removesuffix(b"\n")
 
 
 def _check_lines(path: Path, channel: Channel, findings: _Findings) -> int:

@@ -34,7 +34,13 @@ from esper.nissa.bus.levels import LevelGate
 from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.bus.writer import Writer
 from esper.nissa.storage.files import FileSystem
-from esper.nissa.storage.journal import EVENTS_FILE, OPERATIONAL_FILE, Journal, open_journal
+from esper.nissa.storage.journal import (
+    EVENTS_FILE,
+    OPERATIONAL_FILE,
+    Journal,
+    LogClaim,
+    open_journal,
+)
 
 __all__ = ["Hub", "HubStatistics", "SinkStatistics", "TelemetryHub", "get_hub", "use_hub"]
 
@@ -110,11 +116,25 @@ class TelemetryHub:
         fsync_interval_s: float = 0.1,
         max_queued_bytes: int = INBOX_BYTES,
         files: FileSystem | None = None,
+        claim: LogClaim | None = None,
     ) -> None:
+        """Open the logs of a run.
+
+        Args:
+            run_dir: the directory of the run.
+            run_id: its id, which every event has.
+            group: its group, which every event has.
+            config: which events are written.
+            fsync: when the logs are flushed to disk.
+            fsync_interval_s: how often, with fsync policy `interval`.
+            max_queued_bytes: the bound at which producers wait for the writer.
+            files: the file operations.
+            claim: the lock on the log, if the caller holds it; the hub takes it over.
+        """
         self.run_dir = run_dir
         self.run_id = run_id
         self._gate = LevelGate(config or TelemetryConfig())
-        journals = _open_journals(run_dir, files or FileSystem())
+        journals = _open_journals(run_dir, files or FileSystem(), claim)
         self._journals = journals
         self._first_seqs = {channel: journal.next_seq for channel, journal in journals.items()}
         self._inbox = Inbox(max_bytes=max_queued_bytes, next_seqs=self._first_seqs)
@@ -256,8 +276,10 @@ class TelemetryHub:
         self.close()
 
 
-def _open_journals(run_dir: Path, files: FileSystem) -> dict[Channel, Journal]:
-    events = open_journal(run_dir / EVENTS_FILE, files=files, has_checksums=True)
+def _open_journals(
+    run_dir: Path, files: FileSystem, claim: LogClaim | None
+) -> dict[Channel, Journal]:
+    events = open_journal(run_dir / EVENTS_FILE, files=files, has_checksums=True, claim=claim)
     try:
         operational = open_journal(run_dir / OPERATIONAL_FILE, files=files, has_checksums=False)
     except BaseException:

@@ -1,142 +1,20 @@
-"""Live subscribers: their position in the stream, their filters and their gaps."""
+"""Live subscribers: their position in the stream and their gaps."""
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
-from typing import Final, Protocol
 
 import anyio.lowlevel
 import anyio.to_thread
-import msgspec
 
-from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.live import Gap, Subscription
 from esper.leyline.payloads import SubscriberLagged
-from esper.leyline.telemetry import EventType, Severity
+from esper.nissa.bus.block_index import BlockIndex
+from esper.nissa.bus.event_filter import EventFilter
 from esper.nissa.bus.feed import LiveFeed
+from esper.nissa.bus.log_reader import PAGE_BYTES, LogReader, ReadableLog
 from esper.nissa.storage.blocks import Block
 
-__all__ = [
-    "EventFilter",
-    "LiveSource",
-    "LogReader",
-    "ReadableLog",
-    "Subscriber",
-    "parse_subscription",
-]
-
-PAGE_BYTES: Final = 64 * 1024
-"""Approximate size of the blocks that a subscriber receives."""
-
-
-class ReadableLog(Protocol):
-    """The interface a reader needs of a log, whether or not this process writes it."""
-
-    @property
-    def path(self) -> Path:
-        """Path of the log file."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the committed part; bytes after it must not be read."""
-
-    def offset_before(self, seq: int) -> tuple[int, int]:
-        """Return the seq and offset of the nearest index entry at or before an event."""
-
-
-class LogReader:
-    """Reads the committed part of a log forward, in blocks of whole lines."""
-
-    def __init__(self, log: ReadableLog) -> None:
-        self._log = log
-        self._seq = 0
-        self._offset = 0
-
-    def read(self, seq: int, max_bytes: int = PAGE_BYTES) -> Block | None:
-        """Return about `max_bytes` of events starting at `seq`; None past the committed end."""
-        if seq != self._seq:
-            self._seq, self._offset = self._log.offset_before(seq)
-        while (block := self._read_next(max_bytes)) is not None:
-            if block.next_seq > seq:
-                return block.from_seq(seq)
-        return None
-
-    def _read_next(self, max_bytes: int) -> Block | None:
-        # Bytes after the committed end may belong to a write in progress.
-        num_left = self._log.num_bytes - self._offset
-        if num_left <= 0:
-            return None
-        with self._log.path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read(min(max_bytes, num_left))
-            if not data.endswith(b"\n"):
-                whole, newline, _ = data.rpartition(b"\n")
-                data = whole + newline if newline else data + file.readline()
-        block = Block(self._seq, data.count(b"\n"), data)
-        self._seq, self._offset = block.next_seq, self._offset + len(data)
-        return block
-
-
-class _Head(msgspec.Struct, gc=False):
-    event_type: str
-    severity: Severity
-    env_id: int | None = None
-
-
-_HEAD_DECODER: Final = msgspec.json.Decoder(_Head)
-_SUBSCRIPTION_DECODER: Final = msgspec.json.Decoder(Subscription)
-
-
-def parse_subscription(text: str | bytes) -> Subscription:
-    """Parse and check a client's subscription; raise UsageError if it is invalid."""
-    try:
-        subscription = _SUBSCRIPTION_DECODER.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise UsageError(f"not a subscription: {error}") from None
-    if subscription.since is not None and subscription.since < 0:
-        raise UsageError(f"since = {subscription.since}: must not be negative")
-    EventFilter(subscription)
-    return subscription
-
-
-class EventFilter:
-    """Selects the events that match a subscription."""
-
-    def __init__(self, subscription: Subscription) -> None:
-        self._types = None if subscription.types is None else _known_types(subscription.types)
-        self._env_ids = None if subscription.env_ids is None else frozenset(subscription.env_ids)
-        self._min_rank = _rank_named(subscription.min_severity)
-        self.passes_all = self._types is None and self._env_ids is None and self._min_rank == 0
-
-    def passes(self, line: bytes) -> bool:
-        """Check whether one event matches."""
-        head = _HEAD_DECODER.decode(line)
-        return (
-            (self._types is None or head.event_type in self._types)
-            and (self._env_ids is None or head.env_id is None or head.env_id in self._env_ids)
-            and head.severity.rank >= self._min_rank
-        )
-
-    def lines(self, block: Block) -> list[bytes]:
-        """Return the matching events of a block."""
-        lines = block.lines()
-        return lines if self.passes_all else [line for line in lines if self.passes(line)]
-
-
-def _known_types(names: list[str]) -> frozenset[str]:
-    for name in names:
-        if name not in EventType.__members__:
-            raise UnknownNameError("event type", name, EventType.__members__)
-    return frozenset(names)
-
-
-def _rank_named(name: str | None) -> int:
-    if name is None:
-        return 0
-    try:
-        return Severity(name).rank
-    except ValueError:
-        raise UnknownNameError("severity", name, Severity) from None
+__all__ = ["LiveSource", "Subscriber"]
 
 
 class LiveSource:
@@ -154,6 +32,8 @@ class LiveSource:
         self.log = log
         self.feed = feed
         self.note_lag = note_lag
+        self.index = BlockIndex(log)
+        """Where filtered reading may skip; costs nothing until it is asked."""
         self.subscribers: list[Subscriber] = []
         """The subscribers that are connected now."""
         self._numbers = itertools.count(1)
@@ -180,6 +60,7 @@ class Subscriber:
     def __init__(self, source: LiveSource, name: str, since: int) -> None:
         self._source = source
         self._reader = LogReader(source.log)
+        self._wanted = EventFilter(Subscription())
         self._is_live = False
         self.name = name
         self.next_seq = since
@@ -192,9 +73,13 @@ class Subscriber:
         """Return the number of events between this subscriber and the end of the stream."""
         return max(self._source.feed.next_seq - self.next_seq, 0)
 
-    def rewind(self, since: int) -> None:
-        """Continue with the event `since`, replaying from the log if the feed has dropped it."""
+    def rewind(self, since: int, wanted: EventFilter) -> None:
+        """Continue with the event `since`, replaying from the log if the feed has dropped it.
+
+        A replay skips parts of the log without a match of `wanted`; other events may come.
+        """
         self.next_seq = since
+        self._wanted = wanted
         self._is_live = False
 
     async def next(self) -> Block | Gap | None:
@@ -214,10 +99,19 @@ class Subscriber:
             elif self._is_live:
                 return self._skip_to(feed.oldest_seq)
             else:
-                block = await anyio.to_thread.run_sync(self._reader.read, self.next_seq)
+                seq, wanted = self.next_seq, self._wanted
+                page = await anyio.to_thread.run_sync(self._replay, seq, wanted)
                 # A late subscription may have called rewind() while the thread was reading.
-                if block is not None and block.first_seq == self.next_seq:
-                    return self._advance(block)
+                if (seq, wanted) != (self.next_seq, self._wanted):
+                    continue
+                if isinstance(page, Block):
+                    return self._advance(page)
+                self.next_seq = page
+
+    def _replay(self, seq: int, wanted: EventFilter) -> Block | int:
+        """Return the next page of the log that may match, or the seq up to which none does."""
+        match = self._source.index.next_match(seq, wanted)
+        return self._reader.read(match) or match
 
     def _advance(self, block: Block) -> Block:
         self.next_seq = block.next_seq

@@ -98,6 +98,8 @@ class Writer:
             if is_sync_asked or is_last or self._is_sync_due():
                 self._sync()
             if is_last:
+                for journal in self._journals.values():
+                    journal.check_untouched()  # no append follows that would notice
                 return
             self._inbox.wakeup.wait(LOOK_EVERY_S)
 

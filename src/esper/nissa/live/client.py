@@ -89,6 +89,7 @@ class LiveTail:
                 if self._has_seen_end:
                     return
                 reason = "the connection was lost" if error.rcvd is None else error.rcvd.reason
+                self._note_restart(error)
             except (OSError, WebSocketException) as error:
                 self._refuse_if_hopeless(error)
                 reason = str(error) or type(error).__name__
@@ -100,6 +101,11 @@ class LiveTail:
             num_failures += 1
             yield Notice(f"{reason}; trying again in {delay_s:g} s")
             self._wait(delay_s)
+
+    def _note_restart(self, error: ConnectionClosed) -> None:
+        """Begin again where the subscription began, if events that were sent no longer hold."""
+        if error.rcvd is not None and error.rcvd.code == CloseCode.LOG_RESTARTED:
+            self._next_seq = self._subscription.since
 
     @property
     def _shown_url(self) -> str:

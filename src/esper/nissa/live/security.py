@@ -1,21 +1,32 @@
-"""Access control of the live server: checks host, origin and token before anything else."""
+"""Access rules of the live server: host, origin, cross-site requests and token."""
 
 import hmac
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, QueryParams
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from esper.leyline.errors import UsageError
 
-__all__ = ["Guard", "Refusal", "Security", "is_loopback"]
+__all__ = ["Refusal", "Request", "Security", "is_loopback"]
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+PUBLIC_PREFIX: Final = "/assets/"
+"""Files of the installed package, the same for every run: they need no token."""
+METHODS: Final = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What the rules look at."""
+
+    headers: Mapping[str, str]
+    query: Mapping[str, str] = field(default_factory=dict)
+    path: str = "/"
+    method: str = "GET"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,15 +61,22 @@ class Security:
                 f"serving on {self.host} allows remote connections; set a token with --serve-token"
             )
 
-    def refusal(self, headers: Mapping[str, str], query: Mapping[str, str]) -> Refusal | None:
+    def refusal(self, request: Request) -> Refusal | None:
         """Return why a request is rejected, or None if it is allowed."""
+        headers = request.headers
         host = headers.get("host", "")
         if not self._is_own_name(_name_of(host)):
             return Refusal(status=400, reason="unknown host name in the Host header")
         origin = headers.get("origin")
         if origin is not None and not self._is_allowed_origin(origin, host):
             return Refusal(status=403, reason="origin not allowed")
-        if self.token is not None and not _is_equal(_token_in(headers, query), self.token):
+        if origin not in self.allowed_origins and _is_cross_site(request):
+            return Refusal(status=403, reason="request of another site not allowed")
+        if request.method not in METHODS or _has_body(headers):
+            return Refusal(status=405, reason="only GET and HEAD, without a body")
+        if request.path.startswith(PUBLIC_PREFIX) or self.token is None:
+            return None
+        if not _is_equal(_token_in(headers, request.query), self.token):
             return Refusal(status=401, reason="the token is missing or wrong")
         return None
 
@@ -95,6 +113,22 @@ def _name_of(host_header: str) -> str:
         return ""
 
 
+def _is_cross_site(request: Request) -> bool:
+    """Check whether a browser marks a request as caused by a page of another site.
+
+    A link to the dashboard itself, followed in a whole tab, is allowed.
+    """
+    headers = request.headers
+    if headers.get("sec-fetch-site", "none").lower() in ("none", "same-origin"):
+        return False
+    is_link = headers.get("sec-fetch-mode") == "navigate" and request.path == "/"
+    return not (is_link and headers.get("sec-fetch-dest") == "document")
+
+
+def _has_body(headers: Mapping[str, str]) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
 def _token_in(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token if scheme.lower() == "bearer" else query.get("token", "")
@@ -105,24 +139,3 @@ def _is_equal(given: str, expected: str) -> bool:
     return hmac.compare_digest(
         given.encode("utf-8", "surrogatepass"), expected.encode("utf-8", "surrogatepass")
     )
-
-
-class Guard:
-    """ASGI middleware that rejects requests that violate the access rules."""
-
-    def __init__(self, app: ASGIApp, security: Security) -> None:
-        self._app = app
-        self._security = security
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, then forward it to the app or reject it."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        refusal = self._security.refusal(Headers(scope=scope), QueryParams(scope["query_string"]))
-        if refusal is None:
-            await self._app(scope, receive, send)
-            return
-        # For a websocket handshake, Starlette sends this as a plain HTTP response too.
-        response = PlainTextResponse(refusal.reason + "\n", status_code=refusal.status)
-        await response(scope, receive, send)

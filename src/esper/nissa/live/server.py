@@ -1,49 +1,48 @@
-"""The live server: the websocket tail, the log over HTTP, and pages that other packages add."""
+"""The live server: accepts connections, bounds them, and drains them at the end of a run."""
 
 import asyncio
 import contextlib
-import random
+import logging
+import resource
+import select
 import socket
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Self
+from collections.abc import Iterator
+from typing import Any, Final
 
 import anyio
-import anyio.to_thread
-import orjson
 import uvicorn
 from anyio.abc import TaskStatus
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.websockets import WebSocket
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from esper.leyline.errors import UsageError
-from esper.leyline.live import CloseCode, Subscription
-from esper.nissa.bus.subscribers import EventFilter, LiveSource, LogReader
-from esper.nissa.live.security import Guard, Security
-from esper.nissa.live.session import Session
-from esper.nissa.storage.run_directory import MANIFEST_FILE
+from esper.nissa.bus.subscribers import LiveSource
+from esper.nissa.live.address import ServerAddress
+from esper.nissa.live.budget import ConnectionBudget, TokenBucket, new_total
+from esper.nissa.live.protocols import (
+    REQUEST_GRACE_S,
+    UNREAD_GRACE_S,
+    BoundedConnection,
+    HttpProtocol,
+    WebSocketProtocol,
+    cut_off,
+)
 
-__all__ = ["ServerAddress", "build_app", "listen", "serve"]
+__all__ = ["serve"]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024
-MAX_CONNECTIONS: Final = 128
-MAX_SOCKETS: Final = 2 * MAX_CONNECTIONS
-"""Open connections of every kind; leaves file descriptors for the run itself."""
-MAX_ARRIVALS_PER_S: Final = 20.0
+MAX_SOCKETS: Final = 256
+"""Open connections of every kind."""
+MIN_SOCKETS: Final = 16
+RESERVED_FILES: Final = 96
+"""File descriptors that are not for connections: the log, worker threads, the libraries'."""
+MAX_ARRIVALS_PER_S: Final = 100.0
 """Refill rate of the accept token bucket; faster connections wait in the listen backlog."""
-ACCEPT_BURST: Final = 64
-"""Capacity of the accept token bucket: ten browsers, or a dozen dashboards that reconnect."""
+ACCEPT_BURST: Final = 200
+"""Capacity of the accept token bucket."""
 ACCEPT_RETRY_S: Final = 1.0
 MAX_HEADER_BYTES: Final = 16 * 1024
-REQUEST_GRACE_S: Final = 5.0
-"""Interval of the idle check: idle at two checks in a row closes a connection."""
+CHECK_EVERY_S: Final = 1.0
+DISPLACE_AFTER_S: Final = 1.0
+"""Idle time after which a connection makes room for a new one."""
 PING_EVERY_S: Final = 20.0
 STOP_GRACE_S: Final = 1
 DRAIN_LOOK_S: Final = 0.05
@@ -51,197 +50,17 @@ DRAIN_STALLED_LOOKS: Final = 10
 """Checks without progress (0.5 s) after which the drain at the end of a run gives up."""
 DRAIN_LIMIT_S: Final = 10.0
 """Longest drain at the end of a run, even if clients are still reading."""
-DEFAULT_EVENTS: Final = 1_000
-MAX_EVENTS: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """The address a server listens on; port 0 lets the operating system choose a port."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse `HOST:PORT`; an IPv6 host is written in brackets."""
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise UsageError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8765")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclass(eq=False, slots=True)
-class _Service:
-    """State shared by the routes of one app."""
-
-    source: LiveSource
-    run_dir: Path
-    max_connections: int
-    stopping: anyio.Event = field(default_factory=anyio.Event)
-    num_connections: int = 0
-
-    async def websocket(self, websocket: WebSocket) -> None:
-        """Serve one client of the live tail."""
-        await websocket.accept()
-        if self.num_connections >= self.max_connections:
-            await websocket.close(CloseCode.TOO_MANY_CONNECTIONS, "too many connections")
-            return
-        self.num_connections += 1
-        try:
-            await Session(websocket, self.source, self.stopping).run()
-        finally:
-            self.num_connections -= 1
-
-    async def health(self, _: Request) -> Response:
-        """Return the server's status and the seq of the newest event."""
-        answer = {"status": "ok", "last_seq": self.source.last_seq}
-        return Response(orjson.dumps(answer), media_type="application/json")
-
-    async def manifest(self, _: Request) -> Response:
-        """Return `run.json`."""
-        try:
-            data = await anyio.Path(self.run_dir / MANIFEST_FILE).read_bytes()
-        except OSError:
-            return PlainTextResponse("this run has no manifest\n", status_code=404)
-        return Response(data, media_type="application/json")
-
-    async def events(self, request: Request) -> Response:
-        """Return events from the log as newline-delimited JSON."""
-        try:
-            wanted = _EventQuery.parse(request)
-        except UsageError as error:
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        try:
-            lines = await anyio.to_thread.run_sync(wanted.read, self.source)
-        except OSError:
-            return PlainTextResponse("the log cannot be read\n", status_code=503)
-        body = b"".join(line + b"\n" for line in lines)
-        return Response(body, media_type="application/x-ndjson")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _EventQuery:
-    """The parsed query of `/api/events?since=&types=&env=&limit=`."""
-
-    since: int
-    limit: int
-    wanted: EventFilter
-
-    @classmethod
-    def parse(cls, request: Request) -> Self:
-        query = request.query_params
-        types = query.get("types")
-        env = _number(request, "env")
-        subscription = Subscription(
-            types=types.split(",") if types else None, env_ids=None if env is None else [env]
-        )
-        limit = _number(request, "limit")
-        return cls(
-            since=_number(request, "since") or 0,
-            limit=min(DEFAULT_EVENTS if limit is None else limit, MAX_EVENTS),
-            wanted=EventFilter(subscription),
-        )
-
-    def read(self, source: LiveSource) -> list[bytes]:
-        """Read the log; blocks on file access, so call it from a worker thread."""
-        reader, seq = LogReader(source.log), self.since
-        lines: list[bytes] = []
-        while len(lines) < self.limit and (block := reader.read(seq)) is not None:
-            lines += self.wanted.lines(block)
-            seq = block.next_seq
-        return lines[: self.limit]
-
-
-def _number(request: Request, name: str) -> int | None:
-    text = request.query_params.get(name)
-    if not text:
-        return None
-    # Reject numbers that do not fit into a 64-bit seq before they are used in arithmetic.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise UsageError(f"{name} = {text[:40]!r}: expected a non-negative integer")
-    return int(text)
-
-
-def build_app(
-    *,
-    source: LiveSource,
-    run_dir: Path,
-    security: Security,
-    routes: Sequence[BaseRoute] = (),
-    max_connections: int = MAX_CONNECTIONS,
-) -> Starlette:
-    """Build the ASGI app of one run; `routes` are additional pages behind the same guard."""
-    service = _Service(source=source, run_dir=run_dir, max_connections=max_connections)
-    app = Starlette(
-        routes=[
-            WebSocketRoute("/ws", service.websocket),
-            Route("/healthz", service.health),
-            Route("/api/run", service.manifest),
-            Route("/api/events", service.events),
-            *routes,
-        ],
-        middleware=[Middleware(Guard, security=security)],
-    )
-    app.state.source = source
-    app.state.stopping = service.stopping
-    return app
-
-
-class _WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's websocket protocol; its keepalive pings do not advance the global `random`."""
-
-    def send_keepalive_ping(self) -> None:
-        """Send a ping and restore `random`, from which uvicorn draws the ping's payload."""
-        state = random.getstate()
-        super().send_keepalive_ping()
-        random.setstate(state)
-
-
-@dataclass(eq=False, slots=True)
-class _TokenBucket:
-    """A token bucket that limits how fast connections are accepted, to protect the run's CPU."""
-
-    per_s: float
-    num_left: float = ACCEPT_BURST
-    last_s: float = 0.0
-
-    def wait_after_one(self, now_s: float) -> float:
-        """Take a token for a connection accepted now; return the delay until the next accept."""
-        earned = self.per_s * (now_s - self.last_s)
-        self.num_left, self.last_s = min(self.num_left + earned, ACCEPT_BURST) - 1.0, now_s
-        return max(0.0, (1.0 - self.num_left) / self.per_s)
-
-
-class _HttpProtocol(H11Protocol):
-    """uvicorn's HTTP protocol with a timeout for connections that never complete a request."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Register a connection and schedule its first idle check."""
-        super().connection_made(transport)
-        self.loop.call_later(REQUEST_GRACE_S, self._look, False)
-
-    def _look(self, was_idle: bool) -> None:
-        """Close a connection that had no request in progress at two checks in a row."""
-        if self not in self.connections:
-            return
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if was_idle and is_idle:
-            self.transport.abort()
-        else:
-            self.loop.call_later(REQUEST_GRACE_S, self._look, is_idle)
 
 
 class _Server(uvicorn.Server):
     """A uvicorn server that installs no signal handlers and limits its accept rate."""
 
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, arrivals: _TokenBucket):
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, arrivals: TokenBucket):
         super().__init__(config)
         self._listener = listener
         self._arrivals = arrivals
+        self._total = new_total()
+        self._max_sockets = _max_sockets()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -256,6 +75,7 @@ class _Server(uvicorn.Server):
         """Accept connections for as long as the server runs."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._let_in)
+            tasks.start_soon(self._check)
             await super().main_loop()
             tasks.cancel_scope.cancel()
 
@@ -271,18 +91,57 @@ class _Server(uvicorn.Server):
         while True:
             try:
                 connection, _ = await loop.sock_accept(self._listener)
-                if len(self.server_state.connections) < MAX_SOCKETS:
+                if self._make_room(loop.time()):
                     await loop.connect_accepted_socket(self._build_protocol, connection)
                 else:
                     connection.close()
             except OSError:  # the client has disconnected, or no file descriptor is left
                 await anyio.sleep(ACCEPT_RETRY_S)
-            await anyio.sleep(self._arrivals.wait_after_one(loop.time()))
+            await anyio.sleep(self._arrivals.take(loop.time()))
+
+    def _make_room(self, now_s: float) -> bool:
+        """Displace the connection that has been idle for longest, if there is no room.
+
+        Requests in progress are displaced as well, after all idle connections: clients that read
+        a response byte by byte must not keep others out. Websockets have a limit of their own.
+        """
+        if len(self._connections) < self._max_sockets:
+            return True
+        others = [one for one in self._connections if not isinstance(one, WebSocketProtocol)]
+        oldest = min(others, key=_displacement_order, default=None)
+        if oldest is None or now_s - oldest.last_active_s < DISPLACE_AFTER_S:
+            return False
+        cut_off(oldest.transport)
+        # Closed in the loop's next turn, one turn too late for the count.
+        self.server_state.connections.discard(oldest)
+        return True
 
     def _build_protocol(self) -> asyncio.Protocol:
-        return _HttpProtocol(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        return HttpProtocol(
+            config=self.config,
+            server_state=self.server_state,
+            app_state={"budget": ConnectionBudget(self._total)},
         )
+
+    @property
+    def _connections(self) -> list[BoundedConnection]:
+        return list(self.server_state.connections)  # type: ignore[arg-type]
+
+    async def _check(self) -> None:
+        """End connections that have no request, or leave their response unread, for too long.
+
+        Consumes: the connections' clocks. Produces: aborted connections. Waits for: the clock.
+        Unblocked by: cancellation when the server stops.
+        """
+        while True:
+            await anyio.sleep(CHECK_EVERY_S)
+            now_s = anyio.current_time()
+            for one in self._connections:
+                num_bytes = one.transport.get_write_buffer_size()
+                unread_s = one.unread.unread_s(num_bytes, now_s)
+                idle_s = now_s - one.last_active_s if one.is_idle else 0.0
+                if unread_s > UNREAD_GRACE_S or (idle_s > REQUEST_GRACE_S and not num_bytes):
+                    cut_off(one.transport)
 
     async def drain(self, source: LiveSource) -> None:
         """Wait until clients have read the rest of a finished run; abort those that do not read.
@@ -309,9 +168,16 @@ class _Server(uvicorn.Server):
     @property
     def _is_busy(self) -> bool:
         state = self.server_state
-        return bool(state.tasks) or any(
-            isinstance(connection, _WebSocketProtocol) for connection in state.connections
+        return (
+            bool(state.tasks)
+            or self._has_arrivals
+            or any(isinstance(connection, WebSocketProtocol) for connection in state.connections)
         )
+
+    @property
+    def _has_arrivals(self) -> bool:
+        """Whether clients have connected that were not accepted yet."""
+        return bool(select.select([self._listener], [], [], 0.0)[0])
 
     def _progress(self, source: LiveSource) -> tuple[int, ...]:
         """Return a value that changes whenever any client makes progress."""
@@ -320,11 +186,19 @@ class _Server(uvicorn.Server):
         return state.total_requests, len(state.tasks), len(state.connections), num_bytes
 
 
+def _displacement_order(connection: BoundedConnection) -> tuple[bool, float]:
+    return not connection.is_idle, connection.last_active_s
+
+
+def _max_sockets() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_SOCKETS if soft < 0 else min(MAX_SOCKETS, max(soft - RESERVED_FILES, MIN_SOCKETS))
+
+
 async def serve(
     app: Starlette,
-    address: ServerAddress,
+    listener: socket.socket,
     *,
-    listener: socket.socket | None = None,
     max_arrivals_per_s: float = MAX_ARRIVALS_PER_S,
     task_status: TaskStatus[ServerAddress] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -332,64 +206,53 @@ async def serve(
 
     At the end of a run, clients that keep reading first receive all remaining events.
 
-    Consumes: connections. Produces: the bound address, once listening. Waits for: the end of the
-    run. Unblocked by: the run's feed, or cancellation. Pass a `listener` bound earlier to detect
-    an address in use before any file of the run is created.
+    Consumes: connections. Produces: the bound address, responses and frames. Waits for: the end
+    of the run. Unblocked by: the run's feed, or cancellation. Closes the listener.
     """
-    listener = listener or listen(address)
     config = uvicorn.Config(
         app,
-        http=_HttpProtocol,
+        http=HttpProtocol,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        ws=_WebSocketProtocol,
+        ws=WebSocketProtocol,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         ws_ping_interval=PING_EVERY_S,
         ws_ping_timeout=PING_EVERY_S,
         lifespan="off",
-        # No access log: a request's URL may contain the token. No warnings either: a client that
-        # sends malformed requests must not flood the operator's terminal.
+        # No access log: a request's URL may contain the token. No warnings or errors either:
+        # nothing that a client sends may reach the operator's terminal.
         log_config=None,
-        log_level="error",
+        log_level="critical",
         access_log=False,
         timeout_graceful_shutdown=STOP_GRACE_S,
         server_header=False,
     )
-    server = _Server(config, listener, _TokenBucket(max_arrivals_per_s))
-    bound = ServerAddress(address.host, listener.getsockname()[1])
+    server = _Server(config, listener, TokenBucket(max_arrivals_per_s, ACCEPT_BURST))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_run_shielded, server, listener)
-        task_status.started(bound)
+        task_status.started(ServerAddress(*listener.getsockname()[:2]))
         try:
             await app.state.source.feed.wait_closed()
             await server.drain(app.state.source)
         finally:
-            app.state.stopping.set()
+            app.state.stop.event.set()
             server.should_exit = True
 
 
 async def _run_shielded(server: _Server, listener: socket.socket) -> None:
     # Shielded: cancelling `serve` must not cancel uvicorn, which would drop its clients. It exits
     # on its own after `should_exit` is set.
-    with anyio.CancelScope(shield=True), listener:
-        await server.serve()
-
-
-def listen(address: ServerAddress) -> socket.socket:
-    """Bind an address and return the listening socket; raise UsageError if that fails."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only on sockets whose protocol is IPPROTO_TCP. Without it, Nagle's
-    # algorithm delays every other frame by 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    loop = asyncio.get_running_loop()
+    previous = loop.get_exception_handler()
+    loop.set_exception_handler(_note_quietly)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address.host, address.port))
-        listener.listen(MAX_CONNECTIONS)
-        listener.setblocking(False)  # required by loop.sock_accept
-    except OSError as error:
-        listener.close()
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(
-            f"cannot serve on {address}: {reason}; choose another with --serve HOST:PORT"
-        ) from None
-    return listener
+        with anyio.CancelScope(shield=True), listener:
+            await server.serve()
+    finally:
+        loop.set_exception_handler(previous)
+
+
+def _note_quietly(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # asyncio would print a traceback and end the connection; it still ends the connection.
+    error = context.get("exception")
+    logging.getLogger(__name__).debug("a connection failed: %s", context, exc_info=error)

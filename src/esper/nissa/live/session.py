@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -19,10 +20,12 @@ from esper.leyline.live import (
     Subscription,
 )
 from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.nissa.bus.subscribers import EventFilter, LiveSource, parse_subscription
+from esper.nissa.bus.event_filter import EventFilter, parse_subscription
+from esper.nissa.bus.subscribers import LiveSource
+from esper.nissa.live.guard import budget_of
 from esper.nissa.storage.blocks import Block
 
-__all__ = ["MAX_BAD_MESSAGES", "Session"]
+__all__ = ["MAX_BAD_MESSAGES", "Session", "Stop"]
 
 MAX_BAD_MESSAGES: Final = 10
 SUBSCRIPTION_GRACE_S: Final = 0.25
@@ -32,13 +35,22 @@ CLOSE_GRACE_S: Final = 1.0
 _ENCODER: Final = msgspec.json.Encoder()
 
 
+@dataclass(eq=False, slots=True)
+class Stop:
+    """The end of a server before the end of its run: the event, and what clients are told."""
+
+    event: anyio.Event = field(default_factory=anyio.Event)
+    code: CloseCode = CloseCode.SERVER_STOPS
+
+
 class Session:
     """Serves one client: one task sends events, one receives, one waits for server shutdown."""
 
-    def __init__(self, websocket: WebSocket, source: LiveSource, stopping: anyio.Event) -> None:
+    def __init__(self, websocket: WebSocket, source: LiveSource, stop: Stop) -> None:
         self._websocket = websocket
         self._source = source
-        self._stopping = stopping
+        self._stop = stop
+        self._budget = budget_of(websocket.scope)
         self._first_seq = source.last_seq + 1
         self._subscriber = source.subscribe(self._first_seq)
         self._filter = EventFilter(Subscription())
@@ -78,8 +90,17 @@ class Session:
         self._scope.cancel()
 
     async def _end_when_server_stops(self) -> None:
-        await self._stopping.wait()
-        self._end(CloseCode.SERVER_STOPS)
+        await self._stop.event.wait()
+        self._end(self._stop.code)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the client has not subscribed."""
+        return not self._subscribed.is_set()
+
+    def displace(self) -> None:
+        """End the session to make room for another client."""
+        self._end(CloseCode.TOO_MANY_CONNECTIONS)
 
     def _hello(self) -> bytes:
         source = self._source
@@ -127,7 +148,10 @@ class Session:
         elif self._is_batched and self._filter.passes_all:
             await self._send(page.data)
         else:
-            await self._send_lines(self._filter.lines(page))
+            lines = self._filter.lines(page)
+            if not lines:
+                await self._budget.spend()  # what the client does not pay by reading
+            await self._send_lines(lines)
 
     async def _send_lines(self, lines: Sequence[bytes]) -> None:
         if self._is_batched:
@@ -151,6 +175,7 @@ class Session:
     async def _listen(self) -> None:
         while True:
             message = await self._websocket.receive()
+            await self._budget.spend()
             if message["type"] == "websocket.disconnect":
                 self._end(None)
                 return
@@ -166,7 +191,7 @@ class Session:
         self._filter = EventFilter(subscription)
         self._is_batched = subscription.batch
         since = subscription.since
-        self._subscriber.rewind(self._first_seq if since is None else since)
+        self._subscriber.rewind(self._first_seq if since is None else since, self._filter)
         self._subscribed.set()
         self._must_acknowledge = True
         if self._has_streamed:

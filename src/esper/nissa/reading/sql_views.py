@@ -16,7 +16,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     question: str
     types: tuple[EventType, ...] = ()
-    """Event types whose payload fields become columns; empty for views with SQL of their own."""
+    """Event types whose payload fields become columns; empty for views that have `sql`."""
     sql: str | None = None
 
 
@@ -220,7 +220,8 @@ def _columns(spec: EventSpec) -> dict[str, str]:
 def _column(name: str, kind: str) -> str:
     """Return the expression that extracts a payload field, cast according to the field's type."""
     if "dict" in kind or "tuple" in kind or "Health" in kind or "Components" in kind:
-        return f"data->'{name}'"
+        # JSON's null is a value in SQL, which `IS NULL` does not match.
+        return f"nullif(data->'{name}', 'null')"
     if "float" in kind:
         return f"CAST(data->>'{name}' AS DOUBLE)"
     if "bool" in kind:

@@ -2,10 +2,24 @@
 
 import zlib
 from pathlib import Path
+from typing import BinaryIO, Final
 
 import msgspec
 
-__all__ = ["Block", "CommitRecord", "checksum_path", "parse_commit_record", "read_records"]
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "Block",
+    "CommitRecord",
+    "checksum_path",
+    "parse_commit_record",
+    "read_records",
+]
+
+
+MAX_RECORD_BYTES: Final = 128
+"""Longer than any line of `events.crc`: four numbers of 20 digits and a checksum of 8."""
+_PIECE_BYTES: Final = 1 << 20
+"""A block is verified in pieces, as a damaged record may describe any number of bytes."""
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -58,9 +72,15 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return the number of events in the block."""
         return self.last_seq - self.first_seq + 1
 
-    def describes(self, data: bytes) -> bool:
-        """Check whether these bytes match the checksum and the number of events."""
-        return zlib.crc32(data) == self.crc and data.count(b"\n") == self.num_events
+    def matches(self, log: BinaryIO) -> bool:
+        """Compare the next bytes of a log with the checksum and the number of events."""
+        crc = num_lines = 0
+        num_left = self.end - self.start
+        while num_left > 0 and (piece := log.read(min(num_left, _PIECE_BYTES))):
+            crc = zlib.crc32(piece, crc)
+            num_lines += piece.count(b"\n")
+            num_left -= len(piece)
+        return (crc, num_lines) == (self.crc, self.num_events)
 
     def line(self) -> bytes:
         """Return the record as it is written to the file, newline included."""
@@ -100,7 +120,7 @@ def read_records(path: Path, log_bytes: int) -> list[CommitRecord]:
     if not path.exists():
         return records
     with path.open("rb") as file:
-        for line in file:
+        while line := file.readline(MAX_RECORD_BYTES):
             record = parse_commit_record(line) if line.endswith(b"\n") else None
             previous = records[-1] if records else None
             if record is None or not record.follows(previous) or record.end > log_bytes:

@@ -4,27 +4,65 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["FileSystem", "link_atomically", "write_atomically"]
+from esper.leyline.errors import ForeignFileError
+
+__all__ = [
+    "FileSystem",
+    "link_atomically",
+    "make_directories",
+    "require_own_directory",
+    "require_own_file",
+    "write_atomically",
+]
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """Errors of file systems without hard links, or at their limit of links per file."""
+_FOREIGN_KINDS: Final = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a pipe or a socket"}
+"""What the errors of opening a file without following links mean."""
 
 
 class FileSystem:
     """File operations of the operating system, by descriptor; failures raise `OSError`."""
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory that must not exist yet, and its parents."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Create a directory that must not exist yet."""
         path.mkdir()
 
     def open(self, path: Path, flags: int) -> int:
-        """Open a file and return its descriptor."""
-        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+        """Open a regular file with one name for writing and return its descriptor.
+
+        Links are not followed: what is written to a run's directory must not leave it.
+        """
+        try:
+            # Opening a pipe without a reader must not block.
+            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        except OSError as error:
+            kind = _FOREIGN_KINDS.get(error.errno or 0)
+            if kind is None:
+                raise
+            raise ForeignFileError(path, kind) from None
+        try:
+            _require_regular(path, os.fstat(descriptor))
+        except ForeignFileError:
+            os.close(descriptor)
+            raise
+        return _above_standard_streams(descriptor)
+
+    def status(self, descriptor: int) -> os.stat_result:
+        """Return size and identity of an open file."""
+        return os.fstat(descriptor)
+
+    def status_at(self, path: Path) -> os.stat_result | None:
+        """Return size and identity of what has this name now, not following a link; or None."""
+        try:
+            return os.lstat(path)
+        except FileNotFoundError:
+            return None
 
     def lock(self, descriptor: int) -> None:
         """Acquire an exclusive lock on a file, or raise `BlockingIOError` at once."""
@@ -43,10 +81,6 @@ class FileSystem:
     def truncate(self, descriptor: int, num_bytes: int) -> None:
         """Truncate a file to a length."""
         os.ftruncate(descriptor, num_bytes)
-
-    def num_links(self, descriptor: int) -> int:
-        """Return the number of hard links of an open file; 0 means that it was removed."""
-        return os.fstat(descriptor).st_nlink
 
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
@@ -71,6 +105,52 @@ class FileSystem:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _above_standard_streams(descriptor: int) -> int:
+    """Return a descriptor above 2, where messages of C libraries go whatever is open there."""
+    if descriptor > 2:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise ForeignFileError(path, "a symbolic link")
+    if not stat.S_ISREG(status.st_mode):
+        raise ForeignFileError(path, "not a regular file")
+    if status.st_nlink != 1:
+        raise ForeignFileError(path, "a hard link")
+
+
+def require_own_file(files: FileSystem, path: Path) -> None:
+    """Raise ForeignFileError if a run could not write to what has this name, if anything has."""
+    status = files.status_at(path)
+    if status is not None:
+        _require_regular(path, status)
+
+
+def require_own_directory(path: Path) -> None:
+    """Raise ForeignFileError if a directory that a run writes to is a link."""
+    if path.is_symlink():
+        raise ForeignFileError(path, "a symbolic link")
+
+
+def make_directories(files: FileSystem, path: Path) -> None:
+    """Create a directory that must not exist yet, and its parents, so that a crash keeps them."""
+    missing = [path]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for directory in reversed(missing):
+        try:
+            files.make_directory(directory)
+        except FileExistsError:
+            if directory == path:
+                raise
+            continue  # made by another run in the meantime
+        files.fsync_directory(directory.parent)
 
 
 def write_atomically(files: FileSystem, path: Path, data: bytes) -> None:

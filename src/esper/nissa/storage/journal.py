@@ -1,7 +1,6 @@
 """Journals: the append-only logs of a run with checksums, crash recovery and truncation."""
 
 import contextlib
-import errno
 import os
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -12,16 +11,33 @@ import msgspec
 
 from esper.leyline.errors import TelemetryLostError, UnreadableFileError, UsageError
 from esper.nissa.storage.blocks import Block, CommitRecord, checksum_path
-from esper.nissa.storage.files import FileSystem, write_atomically
-from esper.nissa.storage.log_recovery import LogRecovery, recover_log, verify_records
+from esper.nissa.storage.files import FileSystem, require_own_file, write_atomically
+from esper.nissa.storage.log_recovery import (
+    LogRecovery,
+    recover_log,
+    recover_plain_log,
+    verify_records,
+)
 
-__all__ = ["EVENTS_FILE", "OPERATIONAL_FILE", "Journal", "Recovery", "cut_back", "open_journal"]
+__all__ = [
+    "EVENTS_FILE",
+    "OPERATIONAL_FILE",
+    "Journal",
+    "LogClaim",
+    "LogCut",
+    "Recovery",
+    "apply_cut",
+    "claim_run",
+    "open_journal",
+    "plan_cut",
+]
 
 EVENTS_FILE: Final = "events.jsonl"
 OPERATIONAL_FILE: Final = "operational.jsonl"
 INDEX_STRIDE_BYTES: Final = 64 * 1024
 """Minimum distance between two entries of the seq index: 16,000 entries for 1 GB."""
-_APPEND: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND
+_EXISTING: Final = os.O_RDWR | os.O_APPEND
+_APPEND: Final = _EXISTING | os.O_CREAT
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +79,7 @@ class Journal:
     def append(self, block: Block) -> None:
         """Write a block, then its checksum; if either write fails, truncate both files back."""
         assert block.first_seq == self.next_seq, "blocks of a journal are contiguous"
-        if self.files.num_links(self.descriptor) == 0:
-            raise OSError(errno.ENOENT, "the file was removed while it was being written")
+        self.check_untouched()
         record = CommitRecord.of(block, self.num_bytes)
         line = record.line()
         self.is_dirty = True
@@ -79,6 +94,24 @@ class Journal:
         self.checksum_bytes += len(line)
         self.next_seq = block.next_seq
         self.num_bytes = record.end
+
+    def check_untouched(self) -> None:
+        """Raise TelemetryLostError if anything but this journal has changed one of its files."""
+        self._check_file(self.path, self.descriptor, self.num_bytes)
+        if self.checksum_descriptor is not None:
+            path = checksum_path(self.path)
+            self._check_file(path, self.checksum_descriptor, self.checksum_bytes)
+
+    def _check_file(self, path: Path, descriptor: int, num_bytes: int) -> None:
+        here, there = self.files.status(descriptor), self.files.status_at(path)
+        if there is None or not os.path.samestat(here, there):
+            what = "removed" if there is None else "replaced by another file"
+            reason = f"was {what} while the run was writing it"
+        elif here.st_size != num_bytes:
+            reason = f"was changed by another process: {here.st_size} bytes instead of {num_bytes}"
+        else:
+            return
+        raise TelemetryLostError(path, None, reason, self.last_seq)
 
     def _take_back(self) -> None:
         # If truncation fails as well, recovery removes the incomplete tail at the next opening.
@@ -116,38 +149,98 @@ def _seq_of_entry(entry: _IndexEntry) -> int:
     return entry.seq
 
 
-def open_journal(path: Path, *, files: FileSystem, has_checksums: bool) -> Journal:
-    """Open or create a log for appending and recover it after a crash."""
+@dataclass(eq=False, slots=True)
+class LogClaim:
+    """The lock on a run's log: whoever holds it may change the run's directory.
+
+    A resume holds it from before its first change until the hub takes the log over.
+    """
+
+    path: Path
+    files: FileSystem
+    _descriptor: int | None
+
+    def hand_over(self) -> int:
+        """Return the locked descriptor to its new owner."""
+        descriptor, self._descriptor = self._descriptor, None
+        assert descriptor is not None, "a claim is handed over once"
+        return descriptor
+
+    @property
+    def descriptor(self) -> int:
+        """Return the locked descriptor."""
+        assert self._descriptor is not None, "the claim was handed over"
+        return self._descriptor
+
+    def close(self) -> None:
+        """Give the lock up, unless it was handed over."""
+        if self._descriptor is not None:
+            self.files.close(self.hand_over())
+
+
+def claim_log(path: Path, flags: int, files: FileSystem) -> LogClaim:
+    """Open a log and lock it; raise UsageError if another process writes it."""
+    claim = LogClaim(path, files, files.open(path, flags))
     try:
-        return _open_journal(path, files, has_checksums=has_checksums)
+        files.lock(claim.descriptor)
+    except BlockingIOError:
+        claim.close()
+        raise UsageError(f"{path}: another process is writing this log; wait for it") from None
+    except BaseException:
+        claim.close()
+        raise
+    return claim
+
+
+def claim_run(run_dir: Path, *, files: FileSystem | None = None) -> LogClaim:
+    """Lock the log of a run that is to be changed, all of whose files can be written."""
+    path, files = run_dir / EVENTS_FILE, files or FileSystem()
+    for other in (checksum_path(path), run_dir / OPERATIONAL_FILE):
+        require_own_file(files, other)
+    try:
+        return claim_log(path, _EXISTING, files)
+    except OSError as error:
+        raise UnreadableFileError(path, error.strerror or str(error)) from error
+
+
+def open_journal(
+    path: Path, *, files: FileSystem, has_checksums: bool, claim: LogClaim | None = None
+) -> Journal:
+    """Open or create a log for appending and recover it after a crash.
+
+    Args:
+        path: the log.
+        files: the file operations.
+        has_checksums: whether it has a checksum file.
+        claim: the lock on the log, if it is already held; the journal takes it over.
+    """
+    try:
+        return _open_journal(path, files, has_checksums=has_checksums, claim=claim)
     except OSError as error:
         raise TelemetryLostError(path, error.errno, error.strerror or str(error), None) from error
 
 
-def _open_journal(path: Path, files: FileSystem, *, has_checksums: bool) -> Journal:
+def _open_journal(
+    path: Path, files: FileSystem, *, has_checksums: bool, claim: LogClaim | None
+) -> Journal:
     is_new = not path.exists()
-    descriptor = files.open(path, _APPEND)
+    claim = claim or claim_log(path, _APPEND, files)
+    checksum_descriptor = None
     try:
-        _claim(files, descriptor, path)
-        scan = recover_log(path, has_checksums=has_checksums)
+        scan = recover_log(path) if has_checksums else recover_plain_log(path)
         verify_records(path, scan.records)
-        checksum_descriptor = None
         if has_checksums:
             checksum_descriptor = files.open(checksum_path(path), _APPEND)
-        journal = _mended(path, files, descriptor, checksum_descriptor, scan)
+        journal = _mended(path, files, claim.descriptor, checksum_descriptor, scan)
     except BaseException:
-        files.close(descriptor)
+        claim.close()
+        if checksum_descriptor is not None:
+            files.close(checksum_descriptor)
         raise
+    claim.hand_over()
     if is_new:
         files.fsync_directory(path.parent)
     return journal
-
-
-def _claim(files: FileSystem, descriptor: int, path: Path) -> None:
-    try:
-        files.lock(descriptor)
-    except BlockingIOError:
-        raise UsageError(f"{path}: another process is writing this log; wait for it") from None
 
 
 def _mended(
@@ -159,8 +252,9 @@ def _mended(
 ) -> Journal:
     """Truncate incomplete ends of both files, then add a checksum for uncovered whole events."""
     num_bytes_cut = scan.num_bytes - scan.whole_end
-    num_uncovered = 0 if checksum_descriptor is None else scan.tail.num_events
-    checksum_bytes = sum(len(record.line()) for record in scan.records)
+    num_uncovered = sum(record.num_events for record in scan.uncovered)
+    covered = b"".join(record.line() for record in scan.records)
+    added = b"".join(record.line() for record in scan.uncovered)
     if num_bytes_cut:
         files.truncate(descriptor, scan.whole_end)
     journal = Journal(
@@ -171,62 +265,47 @@ def _mended(
         recovery=Recovery(num_bytes_cut=num_bytes_cut, num_events_covered=num_uncovered),
         num_bytes=scan.whole_end,
         next_seq=scan.next_seq,
-        checksum_bytes=checksum_bytes,
-        is_dirty=num_bytes_cut > 0,
+        checksum_bytes=len(covered) + len(added),
+        is_dirty=num_bytes_cut > 0 or num_uncovered > 0,
     )
-    for record in scan.records:
+    for record in (*scan.records, *scan.uncovered):
         journal.note_indexed(record)
     if checksum_descriptor is not None:
-        files.truncate(checksum_descriptor, checksum_bytes)
-        if num_uncovered:
-            _cover_tail(journal, checksum_descriptor, scan)
+        files.truncate(checksum_descriptor, len(covered))
+        if added:
+            files.write(checksum_descriptor, added)
     journal.sync()
     return journal
 
 
-def _cover_tail(journal: Journal, checksum_descriptor: int, scan: LogRecovery) -> None:
-    record = CommitRecord.of(scan.tail, scan.covered_end)
-    journal.files.write(checksum_descriptor, record.line())
-    journal.checksum_bytes += len(record.line())
-    journal.note_indexed(record)
-    journal.is_dirty = True
-
-
-def cut_back(run_dir: Path, last_seq: int, *, files: FileSystem | None = None) -> int:
-    """Truncate a run's log after the event `last_seq`; return the number of events removed.
+def apply_cut(claim: LogClaim, cut: "LogCut") -> None:
+    """Truncate a claimed log.
 
     The removed events are first saved as `events.redone-N.jsonl`, then the checksum file is
-    replaced, then the log is truncated. After a crash between these steps, the same call can be
-    repeated: the log still holds every event up to `last_seq`.
+    replaced, then the log is truncated. After a crash between these steps, the same cut can be
+    planned and applied again: the log still holds every event before it.
     """
-    files = files or FileSystem()
-    path = run_dir / EVENTS_FILE
-    try:
-        descriptor = files.open(path, os.O_RDWR)
-    except OSError as error:
-        raise UnreadableFileError(path, error.strerror or str(error)) from error
-    try:
-        _claim(files, descriptor, path)
-        cut = _plan_cut(path, last_seq)
-        if cut.redone:
-            _keep_redone(run_dir, cut.redone, files)
-        write_atomically(files, checksum_path(path), b"".join(item.line() for item in cut.records))
-        files.truncate(descriptor, cut.num_bytes)
-        files.fsync(descriptor)
-    finally:
-        files.close(descriptor)
-    return cut.num_events_cut
+    files = claim.files
+    if cut.redone:
+        _keep_redone(claim.path.parent, cut.redone, files)
+    checksums = b"".join(item.line() for item in cut.records)
+    write_atomically(files, checksum_path(claim.path), checksums)
+    files.truncate(claim.descriptor, cut.num_bytes)
+    files.fsync(claim.descriptor)
 
 
-class _Cut(msgspec.Struct, frozen=True, kw_only=True):
+class LogCut(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a log, and what is not."""
+
     records: list[CommitRecord]
     num_bytes: int
     num_events_cut: int
     redone: bytes
 
 
-def _plan_cut(path: Path, last_seq: int) -> _Cut:
-    scan = recover_log(path, has_checksums=True)
+def plan_cut(path: Path, last_seq: int) -> LogCut:
+    """Decide how to truncate a log after an event, which must be in it, undamaged."""
+    scan = recover_log(path)
     if scan.next_seq <= last_seq:
         raise UnreadableFileError(
             path, f"ends with event {scan.next_seq - 1}, before the event {last_seq} asked for"
@@ -239,12 +318,12 @@ def _plan_cut(path: Path, last_seq: int) -> _Cut:
         # An incomplete line after whole_end is not an event and is not saved.
         rest = Block(first_seq, scan.next_seq - first_seq, file.read(scan.whole_end - start))
     redone = rest.from_seq(last_seq + 1).data
-    # `last_seq` may lie within a block; the kept part of it then gets a record of its own.
+    # `last_seq` may lie within a block; the kept part of it then gets its own record.
     num_kept = last_seq + 1 - first_seq
     kept = Block(first_seq, num_kept, rest.data[: len(rest.data) - len(redone)])
     if num_kept:
         records.append(CommitRecord.of(kept, start))
-    return _Cut(
+    return LogCut(
         records=records,
         num_bytes=start + len(kept.data),
         num_events_cut=scan.next_seq - (last_seq + 1),

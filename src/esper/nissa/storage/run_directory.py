@@ -16,7 +16,7 @@ from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.leyline.untyped_json import readable_json
-from esper.nissa.storage.files import FileSystem, write_atomically
+from esper.nissa.storage.files import FileSystem, make_directories, write_atomically
 from esper.version import __version__
 
 __all__ = [
@@ -50,7 +50,7 @@ def create_run_directory(
     stamp = datetime.fromisoformat(manifest.created).strftime("%Y%m%dT%H%M%SZ")
     run_dir = telemetry_dir / f"{stamp}_{manifest.run_id}"
     try:
-        files.make_directory(run_dir)
+        make_directories(files, run_dir)
         files.make_directory(run_dir / CHECKPOINTS_DIRECTORY)
         _write_manifest(files, run_dir, manifest)
     except OSError as error:

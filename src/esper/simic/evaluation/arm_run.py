@@ -1,7 +1,6 @@
 """Runs one arm of a comparison on the envs of one seed, and measures it step by step."""
 
 import time
-from collections.abc import Mapping
 from functools import partial
 from statistics import fmean
 from typing import Final
@@ -18,12 +17,12 @@ from esper.leyline.reports import EpisodeStatus
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
 from esper.runtime.datasets import TensorDataset
-from esper.simic.evaluation.arms import Arm
+from esper.simic.evaluation.arms import Arm, check_topologies
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
-from esper.simic.evaluation.topology import FlopMeter, StaticWork, seeds_in
+from esper.simic.evaluation.flops import FlopMeter
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
-from esper.simic.training.assembly.worker_assembly import build_work
+from esper.simic.training.assembly.worker_assembly import env_context
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.event_loop import run_event_loop
@@ -68,19 +67,19 @@ def run_arm(
         setup.controller.is_greedy = greedy
         # The comparison may have another number of envs or steps than the policy's training.
         setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
-    if setup.probe is not None:
+    if setup.worker.probe is not None:
         raise UsageError(
             f"{training.task}: a probe has no network whose accuracy and FLOPs could be compared; "
             "python -m tools.probes measures policies on probes"
         )
-    topologies = _topologies(arm, model)
-    work = _static_work(setup, arm, topologies) if topologies else build_work(setup)
+    topologies, context = _topologies(arm, model), env_context(setup.worker)
+    check_topologies(setup.job, arm, topologies, build_model(context, 0, 0).num_host_params)
     start = time.perf_counter()
     grown = run_event_loop(
-        partial(evaluate_round, setup, work=work, is_tested_each_step=True), stop
+        partial(evaluate_round, setup, topologies=topologies, is_tested_each_step=True), stop
     )
     wall_s = time.perf_counter() - start
-    envs = _measures(grown, FlopMeter(context=work.context, sample=_sample(setup)))
+    envs = _measures(grown, FlopMeter(context=context, sample=_sample(setup)))
     return ArmRun(
         arm=arm.name,
         stratum=stratum,
@@ -106,48 +105,8 @@ def _topologies(arm: Arm, model: ArmRun | None) -> dict[int, TopologyManifestRec
     return dict(enumerate(arm.recorded))
 
 
-def _static_work(
-    setup: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded]
-) -> StaticWork:
-    work = build_work(setup)
-    _check_topologies(setup, arm, topologies, build_model(work.context, 0, 0).num_host_params)
-    return StaticWork(
-        context=work.context,
-        rules=work.rules,
-        action_rules=work.action_rules,
-        masker=work.masker,
-        validation=work.validation,
-        testing=work.testing,
-        topologies=topologies,
-    )
-
-
-def _check_topologies(
-    setup: RunSetup, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
-) -> None:
-    """Raise if the recorded networks of an arm do not fit this comparison."""
-    training = setup.job.training
-    if arm.recorded and len(arm.recorded) < training.n_envs:
-        raise UsageError(
-            f"{arm.name}: has the networks of {len(arm.recorded)} envs and the comparison has "
-            f"{training.n_envs}; choose fewer with --envs"
-        )
-    for manifest in topologies.values():
-        if manifest.host_params != host_params:
-            raise UsageError(
-                f"{arm.name}: grew on a host with {manifest.host_params} parameters, and that of "
-                f"{training.task!r} has {host_params}; compare on the task of the run"
-            )
-        missing = {seed.slot_id for seed in seeds_in(manifest)} - set(training.slots)
-        if missing:
-            raise UsageError(
-                f"{arm.name}: has seeds in {' '.join(sorted(missing))} and the comparison has the "
-                f"slots {' '.join(training.slots)}; choose the same with --slots"
-            )
-
-
 def _sample(setup: RunSetup) -> Batch:
-    inputs, targets = next(iter(setup.val_batches.batches(round=0, step=0)))[0]
+    inputs, targets = next(iter(setup.worker.val_batches.batches(round=0, step=0)))[0]
     return Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
 
 
@@ -166,14 +125,14 @@ def _measure(grown: EvaluationRound, env_id: int, meter: FlopMeter) -> EpisodeMe
     seen = [env for step in grown.steps if (env := step.envs[env_id]) is not None]
     tests = [test for step in grown.tested if (test := step[env_id]) is not None]
     curve = tuple(test.accuracy_pct for test in tests)
-    liked = max(range(len(seen)), key=lambda step: seen[step].signals.val_accuracy_pct)
+    best_step = max(range(len(seen)), key=lambda step: seen[step].signals.val_accuracy_pct)
     episode, last = grown.episodes[env_id], seen[-1]
     contributions = _fossil_contributions(last)
     return EpisodeMeasure(
         env_id=env_id,
         curve_pct=curve,
         final_pct=curve[-1],
-        best_pct=curve[liked],
+        best_pct=curve[best_step],
         mean_pct=fmean(curve),
         num_params_added=last.total_params - last.host_params,
         train_flops=round(sum(env.train_samples * meter.per_target(env.reports) for env in seen)),

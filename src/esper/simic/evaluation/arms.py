@@ -1,7 +1,7 @@
 """Arms of a comparison: how they are named, and which controller and policies each has."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,14 +9,23 @@ from typing import Final
 import msgspec
 import torch
 
+from esper.leyline.config import Job
 from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.evaluation.recorded import last_recorded
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
+from esper.simic.training.static_work import seeds_in
 
-__all__ = ["BASELINES", "STATIC", "Arm", "materialize_policy_digest", "parse_arms"]
+__all__ = [
+    "BASELINES",
+    "STATIC",
+    "Arm",
+    "check_topologies",
+    "materialize_policy_digest",
+    "parse_arms",
+]
 
 BASELINES: Final = ("wait", "random", "heuristic", "periodic")
 POLICY: Final = "ppo"
@@ -116,3 +125,27 @@ def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
                 f"name the arm {policy.command!r} itself"
             )
     return Arm(name=text, command=POLICY, policies=policies)
+
+
+def check_topologies(
+    job: Job, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
+) -> None:
+    """Raise if the recorded networks of an arm do not fit this comparison."""
+    training = job.training
+    if arm.recorded and len(arm.recorded) < training.n_envs:
+        raise UsageError(
+            f"{arm.name}: has the networks of {len(arm.recorded)} envs and the comparison has "
+            f"{training.n_envs}; choose fewer with --envs"
+        )
+    for manifest in topologies.values():
+        if manifest.host_params != host_params:
+            raise UsageError(
+                f"{arm.name}: grew on a host with {manifest.host_params} parameters, and that of "
+                f"{training.task!r} has {host_params}; compare on the task of the run"
+            )
+        missing = {seed.slot_id for seed in seeds_in(manifest)} - set(training.slots)
+        if missing:
+            raise UsageError(
+                f"{arm.name}: has seeds in {' '.join(sorted(missing))} and the comparison has the "
+                f"slots {' '.join(training.slots)}; choose the same with --slots"
+            )

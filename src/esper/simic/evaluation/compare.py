@@ -25,7 +25,7 @@ from esper.simic.evaluation.code_version import code_version
 from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker, warm_up_math
-from esper.simic.training.assembly.run_setup import load_data
+from esper.simic.training.assembly.worker_setup import load_data
 from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals
@@ -66,8 +66,8 @@ class RunStore:
         is_greedy = self.greedy and arm.follows_policy
         # The definition of a task may change while its name stays, e.g. a task under development.
         task = registered_task(training.task).spec
-        told = msgspec.json.encode([task, training, arm.command, arm.digest(stratum), is_greedy])
-        digest = hashlib.sha256(told).hexdigest()[:16]
+        encoded = msgspec.json.encode([task, training, arm.command, arm.digest(stratum), is_greedy])
+        digest = hashlib.sha256(encoded).hexdigest()[:16]
         kind = arm.name.partition(":")[0]
         return self.directory / f"{kind}-seed{seed}-{code_version()}-{digest}.json"
 
@@ -204,7 +204,7 @@ class _Workbench:
     runs: dict[tuple[str, int, int], ArmRun] = field(default_factory=dict)
     _idle: SimpleQueue[RunProcess] | None = None
     """Idle worker processes; None if runs use threads of this process."""
-    _telling: threading.Lock = field(default_factory=threading.Lock)
+    _progress_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run_alone(self, chains: Sequence[_Chain]) -> None:
         """Execute runs one after another, each on all lanes."""
@@ -239,28 +239,28 @@ class _Workbench:
             kept = self.store.read(*wanted)
             if kept is not None and kept.wall_s is None and is_alone:
                 kept = None  # its wall time has not been measured yet
-            run = kept or self._make(wanted, is_alone=is_alone)
+            run = kept or self._run(wanted, is_alone=is_alone)
             if kept is None:
                 self.store.write(run, wanted.arm)
             self.runs[wanted.key] = run
-            with self._telling:
+            with self._progress_lock:
                 if self.progress is not None:
                     self.progress(run, kept is not None)
 
-    def _make(self, wanted: _Wanted, *, is_alone: bool) -> ArmRun:
+    def _run(self, wanted: _Wanted, *, is_alone: bool) -> ArmRun:
         copied = wanted.arm.copies
         model = None if copied is None else self.runs[wanted._replace(arm=copied).key]
         if is_alone:
-            return self._make_here(wanted, model, self.job)
+            return self._run_here(wanted, model, self.job)
         job = msgspec.structs.replace(self.job, run=msgspec.structs.replace(self.job.run, lanes=1))
         if self._idle is None:
-            run = self._make_here(wanted, model, job)
+            run = self._run_here(wanted, model, job)
         else:
-            run = self._make_elsewhere(wanted, model, job, self._idle)
+            run = self._run_in_process(wanted, model, job, self._idle)
         # The wall time of a run that shared the machine with others is meaningless.
         return msgspec.structs.replace(run, wall_s=None)
 
-    def _make_here(self, wanted: _Wanted, model: ArmRun | None, job: Job) -> ArmRun:
+    def _run_here(self, wanted: _Wanted, model: ArmRun | None, job: Job) -> ArmRun:
         return run_arm(
             job,
             wanted.arm,
@@ -272,14 +272,14 @@ class _Workbench:
             dataset=self.dataset,
         )
 
-    def _make_elsewhere(
+    def _run_in_process(
         self, wanted: _Wanted, model: ArmRun | None, job: Job, idle: SimpleQueue[RunProcess]
     ) -> ArmRun:
         # All processes must use the same data: real or synthetic as resolved here.
-        is_made_up = self.dataset.origin is DataOrigin.SYNTHETIC
-        source = DataSource.SYNTHETIC if is_made_up else DataSource.REAL
+        is_synthetic = self.dataset.origin is DataOrigin.SYNTHETIC
+        source = DataSource.SYNTHETIC if is_synthetic else DataSource.REAL
         training = msgspec.structs.replace(job.training, data=source)
-        order = RunRequest(
+        request = RunRequest(
             job=msgspec.structs.replace(job, training=training),
             arms=tuple(arm.name for arm in self.arms),
             arm=wanted.arm.name,
@@ -291,6 +291,6 @@ class _Workbench:
         )
         process = idle.get()
         try:
-            return process.make(order, self.stop)
+            return process.execute(request, self.stop)
         finally:
             idle.put(process)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline.config import Job
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import InterruptedRunError, UsageError
 from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
 from esper.leyline.jobs import merge_job
 from esper.leyline.probes import PROBE_PREFIX
@@ -30,6 +30,7 @@ from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
 from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import stop_signals
 
 __all__ = ["evaluate_controller", "evaluate_policy"]
 
@@ -110,11 +111,17 @@ def evaluate_controller(
     if save_model is not None and job.training.task.startswith(PROBE_PREFIX):
         raise UsageError(f"{job.training.task}: a probe has no network to save; leave it out")
     stop = StopFlag(shutdown_event)
-    with one_thread_per_worker():
+    with one_thread_per_worker(), stop_signals(stop):
         warm_up_math()
-        rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy)
-    if save_model is not None:
-        _save_best([found.best for found in rounds if found.best is not None], save_model)
+        try:
+            rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy)
+        except InterruptedRunError:
+            raise InterruptedRunError(
+                f"evaluation interrupted ({stop.reason}); no results were saved; run the same "
+                "command again to restart it"
+            ) from None
+        if save_model is not None:
+            _save_best([found.best for found in rounds if found.best is not None], save_model)
     scores = tuple(score for found in rounds for score in found.scores)
     return EvaluationReport(
         task=job.training.task,
@@ -157,7 +164,7 @@ def _run_seeds(
         its_job = msgspec.structs.replace(job, training=training)
         setup = prepare_run(its_job, command, loaded, stop, parts=RunParts(), dataset=dataset)
         # Data do not depend on the seed, so one setup's serve them all.
-        dataset = setup.dataset
+        dataset = setup.worker.dataset
         if isinstance(setup.controller, PolicyController):
             setup.controller.is_greedy = greedy
         rounds.append(_run_seed(setup, seed))
@@ -165,10 +172,10 @@ def _run_seeds(
 
 
 def _run_seed(setup: RunSetup, seed: int) -> _Round:
-    grown = run_event_loop(partial(evaluate_round, setup), setup.stop)
+    grown = run_event_loop(partial(evaluate_round, setup), setup.worker.stop)
     return _Round(
         scores=_scores(seed, grown),
-        num_test_samples=len(setup.dataset.test),
+        num_test_samples=len(setup.worker.dataset.test),
         best=grown.best,
     )
 

@@ -4,25 +4,27 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.episodes import is_last_step
 from esper.leyline.messages import EnvTestResult, StepEvidence, StepOutcome
-from esper.leyline.payloads import LaneStalled, TopologyManifestRecorded
+from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.reports import EpisodeRecord
 from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.assembly.control_assembly import build_control, build_watchdog
+from esper.simic.training.assembly.engines import build_engine
 from esper.simic.training.assembly.run_setup import RunSetup, grown_header
-from esper.simic.training.assembly.worker_assembly import build_engine
+from esper.simic.training.assembly.worker_assembly import Topologies
 from esper.simic.training.checkpoints.grown import GrownHeader
 from esper.simic.training.checkpoints.run_state import best_env_of
 from esper.simic.training.step import ControlThread, StepResult, run_step
-from esper.tolaria.engine import Engine, EnvWork
+from esper.tolaria.engine import Engine
 from esper.tolaria.supervisor import supervise
 
 __all__ = ["GrownNetwork", "EvaluationRound", "evaluate_round"]
 
 ROUND_INDEX: Final = 0
-"""Every seed is a run of its own, of one round."""
+"""Every seed is a separate run of one round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +51,7 @@ class EvaluationRound:
 
 
 async def evaluate_round(
-    setup: RunSetup, *, work: EnvWork[Any, Any] | None = None, is_tested_each_step: bool = False
+    setup: RunSetup, *, topologies: Topologies | None = None, is_tested_each_step: bool = False
 ) -> EvaluationRound:
     """Take the envs of a setup through one round.
 
@@ -57,11 +59,11 @@ async def evaluate_round(
 
     Args:
         setup: the run to evaluate, with its controller.
-        work: the operations on envs; None takes those of the setup.
+        topologies: networks that envs are built with instead of an empty host.
         is_tested_each_step: evaluate on the test split after every step, not only the last.
     """
     control = ControlThread(build_control(setup))
-    engine = build_engine(setup, work)
+    engine = build_engine(setup.worker, topologies)
     evaluation = _Evaluation(setup, engine, control, is_tested_each_step=is_tested_each_step)
     try:
         return await supervise(
@@ -72,7 +74,7 @@ async def evaluate_round(
             ),
         )
     finally:
-        await engine.close()
+        engine.close()
         control.close()
 
 

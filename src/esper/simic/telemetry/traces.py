@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from esper.leyline.config import ProfilerConfig
 from esper.leyline.errors import UsageError
+from esper.nissa.storage.files import require_own_directory
 from esper.tolaria.lanes import Lane
 
 __all__ = ["StepTracer", "prepare_tracing"]
@@ -104,7 +105,11 @@ class StepTracer:
     def _write(self, finished: profile) -> None:
         assert self.directory is not None, "recording without a directory"
         _make_directory(self.directory)
+        if not Path(self.config.torch_dir).is_absolute():  # a part of the run's directory
+            require_own_directory(self.directory)
         path = self.directory / f"{self._place}.json"
+        for stale in (path, path.with_suffix(".txt")):
+            stale.unlink(missing_ok=True)  # it might be a link to another file
         finished.export_chrome_trace(str(path))
         self.num_traces += 1
         if self.config.torch_summary:

@@ -85,7 +85,7 @@ class Control:
     _previous_rewards: list[float | None] = field(default_factory=list)
     _episodes: dict[int, EpisodeRecord] = field(default_factory=dict)
     """Finished episodes of this round, by env."""
-    _num_told: int = 0
+    _num_reported: int = 0
     """How many of them step records have reported already."""
     _num_rollbacks: int = 0
     _num_unattributed: int = 0
@@ -112,7 +112,7 @@ class Control:
         self._feedback = [ActionFeedback()] * self.num_envs
         self._previous_rewards = [None] * self.num_envs
         self._episodes.clear()
-        self._num_told = 0
+        self._num_reported = 0
         self._num_rollbacks = self._num_unattributed = 0
 
     def decide(self, evidence: StepEvidence) -> StepDecision:
@@ -291,8 +291,8 @@ class Control:
 
     def _take_ended(self) -> tuple[EpisodeRecord, ...]:
         """Return the finished episodes not reported yet, in the order in which they ended."""
-        ended = tuple(self._episodes.values())[self._num_told :]
-        self._num_told = len(self._episodes)
+        ended = tuple(self._episodes.values())[self._num_reported :]
+        self._num_reported = len(self._episodes)
         return ended
 
 

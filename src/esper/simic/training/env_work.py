@@ -13,6 +13,7 @@ from esper.leyline.messages import (
     EnvTestResult,
     StepDecision,
 )
+from esper.leyline.workers import MemoryStats
 from esper.runtime.batches import Batch
 from esper.simic.attribution.configurations import AblationPlan
 from esper.simic.telemetry.gradients import seed_anomalies
@@ -133,6 +134,12 @@ class TrainingWork:
     def snapshot(self, env: ParallelEnvState) -> dict[str, Any]:
         """Copy the state from which the network can be rebuilt."""
         return materialize_snapshot(env)
+
+    def memory(self, envs: Sequence[ParallelEnvState]) -> dict[str, MemoryStats]:
+        """Return the allocator statistics of the envs' devices."""
+        by_device = {str(env.device): env.fence for env in envs}
+        found = ((device, fence.memory()) for device, fence in by_device.items())
+        return {device: stats for device, stats in found if stats is not None}
 
     def release(self, env: ParallelEnvState) -> None:
         """Synchronize with the device, so that the env's memory can be reused."""

@@ -21,6 +21,7 @@ from esper.leyline.messages import (
 from esper.leyline.payloads import Payload
 from esper.leyline.probes import ProbeHostSpec
 from esper.leyline.reports import SeedReport
+from esper.leyline.workers import MemoryStats
 from esper.simic.attribution.evidence import attribute_contributions
 from esper.simic.control.context import HandlerContext
 from esper.simic.probes.body import ProbeBody, ProbeSlot
@@ -206,6 +207,10 @@ class ProbeWork:
 
     def snapshot(self, env: ProbeEnv) -> None:
         """Return None: there is no network to save."""
+
+    def memory(self, envs: Sequence[ProbeEnv]) -> dict[str, MemoryStats]:
+        """Return nothing: a probe uses no device."""
+        return {}
 
     def release(self, env: ProbeEnv) -> None:
         """Do nothing: an env holds no resources."""

@@ -1,4 +1,4 @@
-"""Diagnostics of a run: layer gradients, observation statistics, device memory."""
+"""Diagnostics of a run: layer gradients and observation statistics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from esper.simic.normalizers import OBSERVATION_CLIP
 from esper.simic.telemetry.gradients import materialize_facts
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.features import BASE_FEATURES
-from esper.tolaria.fences import Fence, MemoryStats
 
 __all__ = ["RunProbes"]
 
@@ -26,7 +25,6 @@ class RunProbes:
     """Diagnostics of one run; most are empty for a controller that does not learn."""
 
     learner: PolicyController | None
-    fences: tuple[Fence, ...]
     collect_layers: Callable[[nn.Module], tuple[LayerGradient, ...]]
     check_stability: Callable[[Mapping[str, float | None]], tuple[str, ...]]
 
@@ -39,12 +37,6 @@ class RunProbes:
         values = {name: getattr(update, name) for name in update.__struct_fields__}
         numbers = {name: value for name, value in values.items() if isinstance(value, float)}
         return self.check_stability(numbers)
-
-    def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
-        """Return the memory statistics of every device that has envs."""
-        by_device = {str(fence.device): fence for fence in self.fences}
-        asked = ((device, fence.memory()) for device, fence in by_device.items())
-        return tuple((device, stats) for device, stats in asked if stats is not None)
 
     def observation_stats(self) -> ObservationStats | None:
         """Return statistics of the policy's last observations, after normalisation."""

@@ -19,6 +19,7 @@ from esper.leyline.payloads import (
 )
 from esper.leyline.reports import BatchSummary
 from esper.leyline.telemetry import Draft, EventScope, EventType
+from esper.leyline.workers import MemoryStats
 from esper.nissa.bus.hub import Hub
 from esper.simic.seed_management import (
     Escalation,
@@ -38,7 +39,6 @@ from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.telemetry.step_events import StepRules, step_events
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import RoundResult
-from esper.tolaria.fences import MemoryStats
 
 __all__ = ["Reporter", "RoundFigures"]
 
@@ -88,7 +88,7 @@ class Reporter:
         await self.hub.room()
         self.hub.publish(drafts)
 
-    async def tell(self, payload: Payload) -> None:
+    async def emit(self, payload: Payload) -> None:
         """Publish one run-level event."""
         await self.publish([Draft(payload)])
 

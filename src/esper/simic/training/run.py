@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
 
@@ -13,12 +13,12 @@ from esper.nissa.storage.run_directory import (
     read_manifest,
     traces_directory,
 )
-from esper.simic.telemetry.traces import prepare_tracing
 from esper.simic.training.assembly.control_assembly import (
     build_control,
     build_watchdog,
     started_event,
 )
+from esper.simic.training.assembly.engines import build_engine
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
     return_free_memory,
@@ -28,13 +28,14 @@ from esper.simic.training.assembly.machine import (
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.trainer_assembly import build_trainer
-from esper.simic.training.assembly.worker_assembly import build_engine
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.resuming import OpenedRun
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.run_opening import command_for, open_run_directory
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.step import ControlThread
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals, supervise
 
@@ -63,7 +64,7 @@ class RunJobOptions(TypedDict, total=False):
 
 
 def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> TrainingResult:
-    """Run a checked job, put together from `parts`, to its end on an event loop of its own."""
+    """Run a checked job, put together from `parts`, to its end on its own event loop."""
     resumed = options.get("resumed")
     stop = StopFlag(options.get("shutdown_event"))
     monitors = [*_monitors_for(job, options.get("watch")), *options.get("monitors", ())]
@@ -73,31 +74,37 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         setup = prepare_run(
             job, command_for(job, options.get("command"), resumed), resumed, stop, parts=parts
         )
-        prepare_tracing(job.run.profiler)
         return_free_memory()  # what loading data and drawing weights took for a moment
-        run_dir, loaded = open_run_directory(setup)
-        hub = TelemetryHub(
-            run_dir,
-            run_id=read_manifest(run_dir).run_id,
-            group=job.training.group_id,
-            config=job.training.telemetry,
-            fsync=job.run.fsync,
-            fsync_interval_s=job.run.fsync_interval_ms / 1000,
-        )
-        with hub:
-            if loaded is not None:
-                hub.emit(loaded)
-            state = run_event_loop(
-                partial(_run, setup, hub, monitors, options.get("ready_event")), setup.stop
-            )
+        # Before anything is written: workers may turn out not to fit this run.
+        with closing(build_engine(setup.worker)) as engine:
+            opened = open_run_directory(setup)
+            with _open_hub(opened, job) as hub:
+                engine.report_restarts_to(hub.emit)
+                if opened.event is not None:
+                    hub.emit(opened.event)
+                state = run_event_loop(
+                    partial(_run, setup, hub, engine, monitors, options.get("ready_event")), stop
+                )
     learner = setup.learner
     return TrainingResult(
         agent=None if learner is None else learner.agent,
         history=state.history,
         state=state,
-        run_dir=run_dir,
-        traces_dir=traces_directory(run_dir, job.run.profiler),
-        data_note=setup.dataset.note,
+        run_dir=opened.run_dir,
+        traces_dir=traces_directory(opened.run_dir, job.run.profiler),
+        data_note=setup.worker.dataset.note,
+    )
+
+
+def _open_hub(opened: OpenedRun, job: Job) -> TelemetryHub:
+    return TelemetryHub(
+        opened.run_dir,
+        run_id=read_manifest(opened.run_dir).run_id,
+        group=job.training.group_id,
+        config=job.training.telemetry,
+        fsync=job.run.fsync,
+        fsync_interval_s=job.run.fsync_interval_ms / 1000,
+        claim=opened.claim,
     )
 
 
@@ -113,22 +120,23 @@ def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
 async def _run(
     setup: RunSetup,
     hub: TelemetryHub,
+    engine: WorkerEngine,
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
-    # Set here, as a loop on a thread of its own knows nothing of the caller's hub.
+    # Set here, because a loop on another thread does not inherit the caller's hub.
     with use_hub(hub):
-        return await _run_trainer(setup, hub, monitors, ready_event)
+        return await _run_trainer(setup, hub, engine, monitors, ready_event)
 
 
 async def _run_trainer(
     setup: RunSetup,
     hub: TelemetryHub,
+    engine: WorkerEngine,
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
     control = ControlThread(build_control(setup))
-    engine = build_engine(setup)
     trainer = build_trainer(setup, hub, engine, control)
     watchdog = build_watchdog(setup, engine, control, hub.emit, "operational.jsonl")
     if ready_event is not None:
@@ -136,12 +144,11 @@ async def _run_trainer(
     try:
         return await supervise(
             partial(trainer.run, started_event(setup)),
-            background=[partial(monitor, hub, setup.stop.set) for monitor in monitors],
+            background=[partial(monitor, hub, setup.worker.stop.set) for monitor in monitors],
             watchdog=watchdog,
             close_log=partial(_close_log, hub),
         )
     finally:
-        await engine.close()
         control.close()
 
 

@@ -5,12 +5,17 @@ from typing import Final
 
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
-from esper.leyline.payloads import CheckpointLoaded
 from esper.nissa.storage.run_directory import build_manifest, create_run_directory
+from esper.runtime.tasks import registered_task
 from esper.simic.training.assembly.machine import compile_mode_for, machine_kind
 from esper.simic.training.assembly.run_setup import RunSetup
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
-from esper.simic.training.checkpoints.resuming import check_resumable, reopen_run
+from esper.simic.training.checkpoints.resuming import (
+    OpenedRun,
+    check_resumable,
+    check_task_unchanged,
+    reopen_run,
+)
 
 __all__ = ["POLICY_COMMAND", "command_for", "open_run_directory"]
 
@@ -22,6 +27,7 @@ def command_for(job: Job, asked: str | None, resumed: LoadedRun | None) -> str:
     if resumed is None:
         return asked or POLICY_COMMAND
     check_resumable(resumed.job.training, job.training)
+    check_task_unchanged(resumed.header, registered_task(job.training.task).spec)
     if asked not in (None, resumed.command):
         raise UsageError(
             f"--resume: the run was of {resumed.command!r} and {asked!r} was asked for; "
@@ -30,7 +36,7 @@ def command_for(job: Job, asked: str | None, resumed: LoadedRun | None) -> str:
     return resumed.command
 
 
-def open_run_directory(setup: RunSetup) -> tuple[Path, CheckpointLoaded | None]:
+def open_run_directory(setup: RunSetup) -> OpenedRun:
     """Create the run's directory, or take a resumed run's back to its checkpoint."""
     telemetry_dir = Path(setup.job.run.telemetry_dir)
     if setup.resumed is not None:
@@ -41,6 +47,6 @@ def open_run_directory(setup: RunSetup) -> tuple[Path, CheckpointLoaded | None]:
         machine_kind=machine_kind(
             setup.device, compile_mode_for(setup.job.training.compile_mode, setup.device)
         ),
-        data_source=setup.dataset.origin.value,
+        data_source=setup.worker.dataset.origin.value,
     )
-    return create_run_directory(telemetry_dir, manifest), None
+    return OpenedRun(create_run_directory(telemetry_dir, manifest))

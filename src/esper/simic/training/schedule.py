@@ -19,6 +19,10 @@ class Schedule:
         """Return the remaining rounds."""
         return range(self.first_round, self.num_rounds)
 
+    def has_next(self, round_index: int) -> bool:
+        """Return whether another round follows this one."""
+        return round_index + 1 < self.num_rounds
+
     def steps(self) -> range:
         """Return the steps of a round."""
         return range(self.num_steps)

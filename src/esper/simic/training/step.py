@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ControlThread:
-    """Runs control on a thread of its own, so that torch work never runs on the event loop."""
+    """Runs control on a separate thread, so that torch work never runs on the event loop."""
 
     control: Control
     lane: Lane = field(default_factory=partial(Lane, "control"))

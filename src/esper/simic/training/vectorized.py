@@ -103,6 +103,8 @@ def train_ppo_vectorized(
     fsync: str = DEFAULTS.fsync,
     fsync_interval_ms: int = DEFAULTS.fsync_interval_ms,
     profiler: ProfilerConfig | Table = DEFAULTS.profiler,
+    engine: str = DEFAULTS.engine,
+    workers: int | None = DEFAULTS.workers,
     lanes: int | None = DEFAULTS.lanes,
     lane_deadline_s: float = DEFAULTS.lane_deadline_s,
     checkpoint_every: int = DEFAULTS.checkpoint_every,

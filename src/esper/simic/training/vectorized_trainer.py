@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -19,8 +19,6 @@ from esper.leyline.errors import (
 )
 from esper.leyline.messages import EnvFailure, StepEvidence, StepOutcome
 from esper.leyline.payloads import (
-    LayerGradient,
-    ObservationStats,
     Payload,
     PPOUpdateCompleted,
     RunFinished,
@@ -39,31 +37,15 @@ from esper.simic.telemetry.traces import StepTracer
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import RoundResult
+from esper.simic.training.probes import RunProbes
 from esper.simic.training.reporter import Reporter, RoundFigures
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread, StepResult, run_step
 from esper.tolaria.engine import Engine
-from esper.tolaria.fences import MemoryStats
 
-__all__ = ["Probes", "VectorizedPPOTrainer"]
+__all__ = ["VectorizedPPOTrainer"]
 
 T = TypeVar("T")
-
-
-class Probes(Protocol):
-    """Diagnostics of the running system."""
-
-    def layer_gradients(self) -> tuple[LayerGradient, ...]:
-        """Return the policy's gradients layer by layer."""
-
-    def observation_stats(self) -> ObservationStats | None:
-        """Return statistics of the policy's last observations."""
-
-    def unstable(self, update: PPOUpdateCompleted) -> tuple[str, ...]:
-        """Return the names of an update's metrics that are not finite."""
-
-    def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
-        """Return the memory statistics of every device that has envs."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -75,7 +57,7 @@ class VectorizedPPOTrainer:
     schedule: Schedule
     reporter: Reporter
     checkpointer: Checkpointer
-    probes: Probes
+    probes: RunProbes
     tracer: StepTracer
     state: RunState
     _round_started_s: float = 0.0
@@ -91,7 +73,7 @@ class VectorizedPPOTrainer:
                 await self.begin_round(round_index)
                 for step in self.schedule.steps():
                     await self.publish(await self.step(step))
-                result = await self.learn()
+                result = await self.learn(round_index)
                 await self.finish_round(round_index, result)
         except BaseException as error:
             await self.end(*_ending_of(error), began_s)
@@ -103,12 +85,12 @@ class VectorizedPPOTrainer:
         """Emit the first event and save the initial checkpoint, unless the run is resumed."""
         await self.tracer.start()
         if self.checkpointer.resumed is None:
-            await self.reporter.tell(started)
+            await self.reporter.emit(started)
             await self.save(is_best=False)
             return
         announcement = self.checkpointer.announce_again()
         if announcement is not None:
-            await self.reporter.tell(announcement)
+            await self.reporter.emit(announcement)
 
     async def begin_round(self, round_index: int) -> None:
         """Build the round's envs; failures to build are reported with the first step."""
@@ -126,8 +108,10 @@ class VectorizedPPOTrainer:
             after_validation=self._save_best_network,
         )
 
-    async def learn(self) -> RoundResult:
-        """Update the controller on the finished round."""
+    async def learn(self, round_index: int) -> RoundResult:
+        """Update the controller on the finished round, while the envs of the next one start."""
+        if self.schedule.has_next(round_index):
+            self.engine.start_round(round_index + 1)
         with self.reporter.profiler.phase("learn"):
             return await self.control.learn()
 
@@ -177,7 +161,7 @@ class VectorizedPPOTrainer:
             layers=layers or (),
             state_before=self.state,
             progress=self.schedule.progress_after(round_index),
-            memory=await self.control.run(self.probes.memory),
+            memory=self.engine.memory(),
         )
         await self.reporter.round(result, figures)
         is_best = self.checkpointer.is_best(summary, self.state)
@@ -193,7 +177,7 @@ class VectorizedPPOTrainer:
     async def save(self, *, is_best: bool) -> None:
         """Flush the log, write a checkpoint that refers to it, and announce the checkpoint."""
         saved = await self.control.run(self.checkpointer.save, self.state, is_best=is_best)
-        await self.reporter.tell(saved)
+        await self.reporter.emit(saved)
 
     async def end(self, status: str, reason: str | None, began_s: float) -> None:
         """Save the last finished round and emit RUN_FINISHED, even if the run was cancelled.
@@ -214,7 +198,7 @@ class VectorizedPPOTrainer:
         with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
             await self.tracer.stop()
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
-            await self.reporter.tell(finished)
+            await self.reporter.emit(finished)
 
     async def _ask(self, event_type: EventType, probe: Callable[[], T]) -> T | None:
         """Run a diagnostic on the control thread if its event would be emitted."""

@@ -52,7 +52,7 @@ class HeuristicRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ransomware_contribution_pp: float = 0.1
     """Contribution above which a seed counts as ransomware if the host got worse since germination.
 
-    The host has come to depend on such a seed without gaining from it, so it is pruned.
+    The host depends on such a seed without gaining from it, so it is pruned.
     """
     penalty: float = 2.0
     """Added to a blueprint whose seed is pruned."""
@@ -140,11 +140,11 @@ class HeuristicController:
             case Stage.BLENDING if seed.alpha.is_at_target and seed.alpha.target >= 1.0:
                 return ActionSpec(op=Op.ADVANCE, slot_id=seed.slot_id)
             case Stage.HOLDING:
-                return self._for_held(seed)
+                return self._for_holding(seed)
             case _:
                 return self._wait()
 
-    def _for_held(self, seed: SeedReport) -> ActionSpec:
+    def _for_holding(self, seed: SeedReport) -> ActionSpec:
         contribution, rules = seed.contribution_pp, self.heuristic
         if contribution is None:
             return self._wait()
@@ -158,9 +158,9 @@ class HeuristicController:
 
         The host's accuracy also varies for other reasons, so it is not used here.
         """
-        worth, rules = seed.contribution_pp, self.heuristic
+        contribution, rules = seed.contribution_pp, self.heuristic
         is_due = seed.steps_in_stage >= rules.prune_after_steps
-        return is_due and worth is not None and worth < -rules.prune_harm_pp
+        return is_due and contribution is not None and contribution < -rules.prune_harm_pp
 
     def _germination(self, env: EnvEvidence, memory: _EnvMemory, step: int) -> ActionSpec:
         last = memory.last_prune_step

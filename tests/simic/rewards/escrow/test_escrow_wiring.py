@@ -118,7 +118,7 @@ def test_worth_is_judged_by_the_lowest_accuracy_of_the_configured_window(
 
 def test_events_carry_what_the_accounts_paid(run_and_rewards: tuple[SmallRun, Rewarded]) -> None:
     run, rewarded = run_and_rewards
-    told = [
+    reported = [
         (action.reward_components.escrow_delta, action.reward_components.escrow_forfeit)
         for action in (event.data for event in run.of(EventType.LAST_ACTION))
         if isinstance(action, LastAction)
@@ -126,7 +126,7 @@ def test_events_carry_what_the_accounts_paid(run_and_rewards: tuple[SmallRun, Re
     paid = [
         (result.components.escrow_delta, result.components.escrow_forfeit) for _, result in rewarded
     ]
-    assert told == paid
+    assert reported == paid
 
 
 def test_other_modes_open_no_account(tmp_path: Path) -> None:

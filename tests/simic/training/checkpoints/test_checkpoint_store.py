@@ -183,7 +183,7 @@ def test_missing_file_and_directory_are_refused_with_the_reason(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("stored", [[1, 2], {"agent": {}}, torch.zeros(3)])
-def test_file_of_somebody_else_is_refused(stored: object, tmp_path: Path) -> None:
+def test_file_of_another_program_is_refused(stored: object, tmp_path: Path) -> None:
     path = tmp_path / "foreign.pt"
     torch.save(stored, path)
 

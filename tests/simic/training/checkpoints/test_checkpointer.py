@@ -9,6 +9,7 @@ from tests.simic.training.runs import tiny_job
 from esper.leyline.errors import TelemetryLostError
 from esper.leyline.payloads import RunFinished
 from esper.nissa.bus.recording_hub import RecordingHub
+from esper.runtime.tasks import registered_task
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.grown import GrownHeader, GrownWriter
@@ -29,6 +30,7 @@ FINISHED = RunFinished(
 def keeper_in(directory: Path, hub: RecordingHub, *, every: int = 3) -> Checkpointer:
     header = GrownHeader(task="tiny", host=CNN, slots=("r0c0",), lifecycle=EAGER)
     return Checkpointer(
+        task=registered_task("digits").spec,
         store=CheckpointStore(directory),
         job=tiny_job(directory),
         run_id="00000000",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.kasmina.bodies import BLUEPRINT, CNN, EAGER, SPECS, disturb, grown, inputs, plant
+from tests.kasmina.bodies import BLUEPRINT, CNN, SPECS, disturb, grown, inputs, plant
 from tests.simic.training.runs import TINY, TINY_LM, tiny_run
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.actions import Style, Topology
 from esper.leyline.errors import ExitCode, RunFailedError, UnreadableFileError
-from esper.leyline.stages import Stage
+from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import HostSpec
 from esper.runtime import tasks
 from esper.runtime.tasks import RegisteredTask, TaskRegistry, registered_task
@@ -43,7 +43,9 @@ def model_in(stages: tuple[Stage | None, ...], spec: HostSpec, style: Style) -> 
 
 
 def header_for(model: MorphogeneticModel, spec: HostSpec | None) -> GrownHeader:
-    return GrownHeader(task="mine", host=spec, slots=model.slot_config.slot_ids, lifecycle=EAGER)
+    return GrownHeader(
+        task="mine", host=spec, slots=model.slot_config.slot_ids, lifecycle=LifecycleRules()
+    )
 
 
 def written(model: MorphogeneticModel, spec: HostSpec, path: Path) -> Path:
@@ -140,10 +142,10 @@ def test_host_of_somebodys_own_making_is_built_by_their_task(
 
 
 def _no_data(*_: object) -> Any:
-    raise AssertionError("nobody asked for data")
+    raise AssertionError("data must not be loaded")
 
 
-def test_host_that_nobody_here_can_build_is_refused_with_its_task(
+def test_host_that_cannot_be_built_here_is_refused_with_its_task(
     registry: TaskRegistry, tmp_path: Path
 ) -> None:
     model = model_in((), CNN, Style.SIGMOID_ADD)

@@ -103,7 +103,7 @@ def grown_digest(run_dir: Path) -> str:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody interrupted."""
+    """The uninterrupted run."""
     return tiny_run(tmp_path_factory.mktemp("whole"), n_episodes=ROUNDS).run_dir
 
 
@@ -111,7 +111,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def untimed_state(run_dir: Path) -> RunState:
     """Return what the last checkpoint knows of its run, except how long rounds took."""
     state = load_run(last_checkpoint(run_dir)).state
-    history = tuple(msgspec.structs.replace(told, duration_s=0.0) for told in state.history)
+    history = tuple(msgspec.structs.replace(reported, duration_s=0.0) for reported in state.history)
     return msgspec.structs.replace(state, duration_s=0.0, history=history)
 
 
@@ -134,7 +134,7 @@ def test_controller_that_does_not_learn_is_resumed_too(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny_run(tmp_path / "whole", command=command).run_dir
-    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=40, command=command)
+    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=44, command=command)
 
     resume(run_dir)
 
@@ -145,7 +145,7 @@ def test_language_model_with_dropout_is_resumed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny_run(tmp_path / "whole", task=TINY_LM).run_dir
-    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=40, task=TINY_LM)
+    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=44, task=TINY_LM)
 
     resume(run_dir)
 
@@ -156,9 +156,9 @@ def test_language_model_with_dropout_is_resumed_too(
 def test_run_interrupted_twice_equals_the_uninterrupted_one(
     whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = interrupted_run(tmp_path, monkeypatch, after_batches=40, n_episodes=ROUNDS)
+    run_dir = interrupted_run(tmp_path, monkeypatch, after_batches=44, n_episodes=ROUNDS)
     loaded = load_run(last_checkpoint(run_dir))
-    interrupt(loaded.job, monkeypatch, after_batches=40, resumed=loaded)
+    interrupt(loaded.job, monkeypatch, after_batches=44, resumed=loaded)
 
     resume(run_dir)
 
@@ -171,7 +171,7 @@ def test_resumed_run_may_be_given_more_rounds(whole_run: Path, tmp_path: Path) -
     resume(run_dir, n_episodes=ROUNDS)
 
     longer = tiny_run(tmp_path / "at_once", n_episodes=ROUNDS, total_train_steps=ROUNDS).run_dir
-    # The first line tells how many rounds were asked for at first.
+    # The first line has the number of rounds that was requested at first.
     assert lines_of(run_dir)[1:] == lines_of(longer)[1:]
     assert weights_digest(last_checkpoint(run_dir)) == weights_digest(last_checkpoint(longer))
 
@@ -209,7 +209,7 @@ def test_interruption_saves_the_last_finished_round_even_when_no_checkpoint_was_
     rare = {"checkpoint_every": 10, "fsync": "never"}
     whole = tiny_run(tmp_path / "whole", n_episodes=ROUNDS, run=rare).run_dir
     run_dir = interrupted_run(
-        tmp_path / "cut", monkeypatch, after_batches=70, n_episodes=ROUNDS, run=rare
+        tmp_path / "cut", monkeypatch, after_batches=76, n_episodes=ROUNDS, run=rare
     )
     assert load_run(last_checkpoint(run_dir)).state.rounds_completed == 2
 
@@ -237,13 +237,13 @@ def test_run_that_met_a_full_disk_goes_on_from_the_checkpoint_before(
     assert lines_of(run_dir) == lines_of(whole_run)
 
 
-def test_run_resumed_amid_an_escalation_goes_on_telling_more(
+def test_run_resumed_amid_an_escalation_stays_escalated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A learning rate that breaks the policy raises alarms at the end of the first round.
     wild = {"lr": 0.5, "target_kl": None, "n_episodes": 2}
     whole = tiny_run(tmp_path / "whole", **wild).run_dir
-    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=40, **wild)
+    run_dir = interrupted_run(tmp_path / "cut", monkeypatch, after_batches=44, **wild)
     assert load_run(last_checkpoint(run_dir)).state.escalation.steps_left > 0
 
     resume(run_dir)
@@ -254,7 +254,7 @@ def test_run_resumed_amid_an_escalation_goes_on_telling_more(
 def test_resumed_run_says_so_in_the_operational_log_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = interrupted_run(tmp_path, monkeypatch, after_batches=40)
+    run_dir = interrupted_run(tmp_path, monkeypatch, after_batches=44)
     loaded = load_run(last_checkpoint(run_dir))
     num_events = len(lines_of(run_dir))
 

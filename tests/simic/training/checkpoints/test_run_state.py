@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders.messages import batch_summary
+from tests.builders.messages import batch_summary, make_episode
 
 from esper.leyline.effects import effect_of
 from esper.leyline.payloads import SeedGerminated
@@ -19,25 +19,7 @@ from esper.simic.training.checkpoints.run_state import HISTORY_ROUNDS, ROLLING_R
 
 
 def episode(loss: float | None, status: EpisodeStatus = EpisodeStatus.TIMEOUT) -> EpisodeRecord:
-    return EpisodeRecord(
-        round=0,
-        env_id=0,
-        episode_id=0,
-        status=status,
-        num_steps=1,
-        final_accuracy_pct=50.0,
-        best_accuracy_pct=50.0,
-        final_loss=loss,
-        total_reward=0.0,
-        task_return=0.0,
-        stability=1.0,
-        param_ratio=1.0,
-        num_germinated=0,
-        num_pruned=0,
-        num_fossilized=0,
-        num_contributing_fossils=0,
-        num_rollbacks=0,
-    )
+    return make_episode(final_loss=loss, status=status)
 
 
 def summary(
@@ -55,12 +37,12 @@ def summary(
 def test_rolling_and_best_agree_with_the_whole_history(accuracies) -> None:
     state = RunState()
     for index, accuracy in enumerate(accuracies):
-        told = summary(index, accuracy, state, episode(1.0))
+        reported = summary(index, accuracy, state, episode(1.0))
         measured = [value for value in accuracies[: index + 1] if value is not None]
         before = [value for value in accuracies[:index] if value is not None]
         is_best = accuracy is not None and (not before or accuracy > max(before))
-        assert state.is_best(told, by_loss=False) == is_best
-        state = state.after_round(told)
+        assert state.is_best(reported, by_loss=False) == is_best
+        state = state.after_round(reported)
 
         if measured:
             window = measured[-ROLLING_ROUNDS:]
@@ -76,7 +58,7 @@ def test_long_run_keeps_its_last_rounds_and_counts_all() -> None:
     for index in range(HISTORY_ROUNDS + 5):
         state = state.after_round(summary(index, 1.0, state, episode(1.0)))
 
-    kept = [told.round for told in state.history]
+    kept = [reported.round for reported in state.history]
     assert kept == list(range(5, HISTORY_ROUNDS + 5))
     assert (state.rounds_completed, state.duration_s) == (HISTORY_ROUNDS + 5, HISTORY_ROUNDS + 5)
 
@@ -85,21 +67,21 @@ def test_long_run_keeps_its_last_rounds_and_counts_all() -> None:
 def test_a_loss_that_is_not_finite_is_never_the_best_and_hides_no_later_one(losses) -> None:
     state = RunState()
     for index, loss in enumerate(losses):
-        told = summary(index, None, state, episode(loss))
+        reported = summary(index, None, state, episode(loss))
         before = [value for value in losses[:index] if math.isfinite(value)]
         is_best = math.isfinite(loss) and (not before or loss < min(before))
-        assert state.is_best(told, by_loss=True) == is_best
-        state = state.after_round(told)
+        assert state.is_best(reported, by_loss=True) == is_best
+        state = state.after_round(reported)
 
     assert state.best_loss == min((loss for loss in losses if math.isfinite(loss)), default=None)
 
 
 def test_envs_that_broke_have_no_say_in_the_best() -> None:
-    told = summary(
+    reported = summary(
         0, None, RunState(), episode(4.0), episode(0.1, EpisodeStatus.FAILED), episode(None)
     )
 
-    assert RunState().after_round(told).best_loss == 4.0
+    assert RunState().after_round(reported).best_loss == 4.0
 
 
 def test_state_survives_the_form_that_checkpoints_keep() -> None:

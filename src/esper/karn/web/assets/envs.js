@@ -180,7 +180,7 @@ function showActions(detail) {
       action.succeeded ? signOf("ok", "done") : signOf("watch", action.note ?? "failed")]));
 }
 
-// One lane per slot: frame and label tell the stage, the filled height is alpha.
+// One lane per slot: frame and label show the stage, the filled height is alpha.
 function drawLanes(detail, numSteps) {
   const host = byId("lanes");
   const width = Math.max(host.clientWidth, 280);

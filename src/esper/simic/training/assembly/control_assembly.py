@@ -2,21 +2,23 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
-from esper.leyline.payloads import LaneStalled, TrainingStarted
+from esper.leyline.engine_payloads import LaneStalled
+from esper.leyline.payloads import TrainingStarted
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.simic.rewards.scheme import scheme_of
-from esper.simic.training.assembly.run_setup import RunSetup, amp_dtype
+from esper.simic.training.assembly.machine import num_lanes_for
+from esper.simic.training.assembly.run_setup import RunSetup
 from esper.simic.training.assembly.worker_assembly import env_context
+from esper.simic.training.assembly.worker_setup import WorkerSetup, amp_dtype
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.step import ControlThread
 from esper.tamiyo.features import FeatureExtractor
 from esper.tamiyo.masks import ActionMasker
-from esper.tolaria.engine import LaneEngine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.lanes import Lane
 from esper.tolaria.supervisor import Watchdog
 from esper.version import __version__
@@ -25,26 +27,26 @@ __all__ = ["build_control", "build_watchdog", "started_event"]
 
 
 def build_control(setup: RunSetup) -> Control:
-    """Build what stands between a run's envs and its controller."""
+    """Build the control of a run, which connects its envs with its controller."""
     config = setup.job.training
     return Control(
         controller=setup.controller,
         scheme=scheme_of(config, setup.task),
-        rules=setup.rules,
+        rules=setup.worker.rules,
         extractor=FeatureExtractor(config.slots, config.max_epochs),
-        masker=ActionMasker(setup.rules),
+        masker=ActionMasker(setup.worker.rules),
         num_envs=config.n_envs,
         num_steps=config.max_epochs,
         death_penalty=config.governor.death_penalty,
         success_accuracy_pct=setup.task.success_accuracy_pct,
         updates_per_round=config.ppo_updates_per_batch,
-        check_cancelled=setup.stop.checkpoint,
+        check_cancelled=setup.worker.stop.checkpoint,
     )
 
 
 def build_watchdog(
     setup: RunSetup,
-    engine: LaneEngine[Any, Any],
+    engine: WorkerEngine,
     control: ControlThread,
     report: Callable[[LaneStalled], object],
     reported_in: str,
@@ -54,29 +56,30 @@ def build_watchdog(
         lanes=partial(_threads_of, engine, control.lane),
         env_ids_of=engine.env_ids_of,
         deadline_s=setup.job.run.lane_deadline_s,
-        stop=setup.stop,
+        stop=setup.worker.stop,
         report=report,
+        end_silent_workers=engine.end_silent_workers,
         reported_in=reported_in,
     )
 
 
-def _threads_of(engine: LaneEngine[Any, Any], lane: Lane) -> tuple[Lane, ...]:
+def _threads_of(engine: WorkerEngine, lane: Lane) -> tuple[Lane, ...]:
     return (*engine.lanes, lane)
 
 
 def started_event(setup: RunSetup) -> TrainingStarted:
-    """Return what a run says of itself when it begins."""
-    config = setup.job.training
-    dtype = amp_dtype(setup)
+    """Return the TRAINING_STARTED event of a run."""
+    config, run = setup.job.training, setup.job.run
+    dtype = amp_dtype(setup.worker)
     return TrainingStarted(
         esper_version=__version__,
         schema_version=SCHEMA_VERSION,
         controller=setup.command,
         task=config.task,
         preset=config.preset,
-        data_source=setup.dataset.origin.value,
+        data_source=setup.worker.dataset.origin.value,
         topology=setup.task.host.topology.value,
-        host_params=_num_host_params(setup),
+        host_params=_num_host_params(setup.worker),
         slot_ids=config.slots,
         num_rounds=config.n_episodes,
         num_envs=config.n_envs,
@@ -87,8 +90,8 @@ def started_event(setup: RunSetup) -> TrainingStarted:
         telemetry_level=config.telemetry.level,
         policy_params=None if setup.learner is None else _num_params(setup.learner.agent.network),
         policy_device=str(setup.device),
-        env_devices=tuple(sorted({str(fence.device) for fence in setup.fences})),
-        num_lanes=setup.num_lanes,
+        env_devices=tuple(sorted({str(fence.device) for fence in setup.worker.fences})),
+        num_lanes=num_lanes_for(run.lanes, config.n_envs),
         amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         compile_mode=config.compile_mode.value,
         torch_version=str(torch.__version__),
@@ -96,7 +99,7 @@ def started_event(setup: RunSetup) -> TrainingStarted:
     )
 
 
-def _num_host_params(setup: RunSetup) -> int:
+def _num_host_params(setup: WorkerSetup) -> int:
     if setup.probe is not None:
         return setup.probe.num_params
     return build_model(env_context(setup), 0, 0).num_host_params

@@ -35,76 +35,59 @@ def build_controller(
     resumed: LoadedRun | None,
     parts: RunParts,
 ) -> Controller:
-    """Build the controller that a command names; a resumed run's has what it learned."""
-    if resumed is None:
-        return _build_controller(job, command, rules, device, None, parts)
-    return _restored_controller(job, command, rules, device, resumed, parts)
-
-
-def _build_controller(
-    job: Job,
-    command: str,
-    rules: ActionRules,
-    device: torch.device,
-    resumed: LoadedRun | None,
-    parts: RunParts,
-) -> Controller:
-    config = job.training
+    """Build the controller that a command names; a resumed run's is restored."""
     match command:
         case "wait":
             return WaitController(rules)
         case "random":
-            return RandomController(rules, config.seed)
+            return RandomController(rules, job.training.seed)
         case "periodic":
             return PeriodicController(rules)
         case "heuristic":
             return HeuristicController(rules)
-    agent = _build_agent(job, device, resumed, parts)
+    if resumed is None:
+        return _policy_around(_new_agent(job, device, parts), job, device, parts)
+    try:
+        return _restored_policy(resumed, job, device, parts)
+    except UsageError:
+        raise
+    # Damaged or foreign contents may raise anything.
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UnreadableFileError(
+            resumed.path, f"does not contain the state of this run: {reason}"
+        ) from None
+
+
+def _policy_around(
+    agent: PPOAgent, job: Job, device: torch.device, parts: RunParts
+) -> PolicyController:
+    config = job.training
     mode = compile_mode_for(config.compile_mode, device)
     if mode is not CompileMode.OFF:
         agent.network.compile_step(mode.value)
-    policy = PolicyController(
+    return PolicyController(
         agent=agent,
         obs_normalizer=ObservationNormalizer(observation_size(len(config.slots)), device),
         reward_normalizer=parts.reward_normalizer(device),
         slot_ids=config.slots,
         seed=config.seed,
     )
-    if resumed is not None and resumed.controller is not None:
+
+
+def _restored_policy(
+    resumed: LoadedRun, job: Job, device: torch.device, parts: RunParts
+) -> PolicyController:
+    policy = _policy_around(parts.agent.load(resumed.path, device=device), job, device, parts)
+    if resumed.controller is not None:
         policy.load_state_dict(resumed.controller)
+    stored = resumed.job.training
+    policy.agent.check_fits(n_envs=stored.n_envs, num_steps=stored.max_epochs)
     return policy
 
 
-def _restored_controller(
-    job: Job,
-    command: str,
-    rules: ActionRules,
-    device: torch.device,
-    resumed: LoadedRun,
-    parts: RunParts,
-) -> Controller:
-    try:
-        controller = _build_controller(job, command, rules, device, resumed, parts)
-        if isinstance(controller, PolicyController):
-            stored = resumed.job.training
-            controller.agent.check_fits(n_envs=stored.n_envs, num_steps=stored.max_epochs)
-    except UsageError:
-        raise
-    # There is no telling what is raised about contents that somebody else wrote.
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise UnreadableFileError(
-            resumed.path, f"what it holds is not the state of this run: {reason}"
-        ) from None
-    return controller
-
-
-def _build_agent(
-    job: Job, device: torch.device, resumed: LoadedRun | None, parts: RunParts
-) -> PPOAgent:
+def _new_agent(job: Job, device: torch.device, parts: RunParts) -> PPOAgent:
     config = job.training
-    if resumed is not None:
-        return parts.agent.load(resumed.path, device=device)
     source = stream_seed(config.seed, purpose=StreamPurpose.POLICY_INIT)
     anneal = calculate_entropy_anneal_steps(config.entropy_anneal_episodes, config.n_envs)
     return parts.agent.build(

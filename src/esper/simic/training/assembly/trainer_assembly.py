@@ -44,7 +44,7 @@ def build_trainer(
         control=control,
         schedule=Schedule(config.n_episodes, config.max_epochs, state.rounds_completed),
         reporter=Reporter(
-            hub=setup.parts.get_hub(),
+            hub=setup.worker.parts.get_hub(),
             config=config.telemetry,
             plateau_threshold_pp=config.plateau_threshold,
             improvement_threshold_pp=config.improvement_threshold,
@@ -58,9 +58,10 @@ def build_trainer(
         checkpointer=Checkpointer(
             store=store,
             job=setup.job,
+            task=setup.task,
             run_id=hub.run_id,
             command=setup.command,
-            hub=setup.parts.get_hub(),
+            hub=setup.worker.parts.get_hub(),
             controller=learner,
             every=run.checkpoint_every,
             is_judged_by_loss=setup.is_judged_by_loss,
@@ -69,9 +70,8 @@ def build_trainer(
         ),
         probes=RunProbes(
             learner=learner,
-            fences=setup.fences,
-            collect_layers=setup.parts.collect_layers,
-            check_stability=setup.parts.check_stability,
+            collect_layers=setup.worker.parts.collect_layers,
+            check_stability=setup.worker.parts.check_stability,
         ),
         tracer=StepTracer(run.profiler, traces_directory(hub.run_dir, run.profiler)),
         state=state,

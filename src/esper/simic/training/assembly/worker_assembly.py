@@ -1,44 +1,58 @@
 """The worker's half of a run: envs, the work done to them, and the lanes it is done on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 
+from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.probes import ProbeHostSpec
 from esper.runtime.batches import Batch, SharedBatchIterator
 from esper.runtime.tasks import registered_task
 from esper.simic.training.assembly.parts import RunParts
-from esper.simic.training.assembly.run_setup import RunSetup, amp_dtype, host_device_types
+from esper.simic.training.assembly.worker_setup import (
+    WorkerSetup,
+    amp_dtype,
+    host_device_types,
+)
 from esper.simic.training.batch_ops import Autocast, TrainRules
 from esper.simic.training.env_factory import EnvFactoryContext
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.probe_env import ProbeWork
+from esper.simic.training.static_work import StaticWork
 from esper.tamiyo.masks import ActionMasker
-from esper.tolaria.engine import EnvWork, LaneEngine
+from esper.tolaria.pulse import Pulse
+from esper.tolaria.worker import Worker
 
-__all__ = ["build_engine", "build_probe_work", "build_work", "env_context"]
+__all__ = ["Topologies", "build_probe_work", "build_work", "build_worker", "env_context"]
+
+Topologies = Mapping[int, TopologyManifestRecorded]
+"""Networks that envs are built with instead of an empty host, by env; usually none."""
 
 
-def build_engine(
-    setup: RunSetup, work: EnvWork[Any, Batch] | None = None
-) -> LaneEngine[Any, Batch]:
-    """Start the lanes that a run's envs live on; without other work, they do the run's own."""
+def build_worker(
+    setup: WorkerSetup,
+    env_ids: Sequence[int],
+    *,
+    lanes: int,
+    topologies: Topologies,
+    pulse: Pulse | None = None,
+) -> Worker[Any, Batch]:
+    """Start the lanes of a worker that owns some of a run's envs."""
     probe = setup.probe
-    if work is None:
-        work = build_work(setup) if probe is None else build_probe_work(setup, probe)
-    return LaneEngine(
-        num_envs=setup.job.training.n_envs,
-        num_lanes=setup.num_lanes,
-        work=work,
-        batches=_no_batches if probe is not None else partial(_train_pass, setup.train_batches),
+    return Worker(
+        env_ids=env_ids,
+        num_lanes=lanes,
+        work=build_probe_work(setup, probe) if probe else build_work(setup, topologies),
+        batches=_no_batches if probe else partial(_train_pass, setup.train_batches),
         stop=setup.stop,
+        pulse=pulse,
     )
 
 
-def build_probe_work(setup: RunSetup, spec: ProbeHostSpec) -> ProbeWork:
+def build_probe_work(setup: WorkerSetup, spec: ProbeHostSpec) -> ProbeWork:
     """Build what is done to the envs of a probe."""
     return ProbeWork(
         config=setup.job.training,
@@ -48,10 +62,10 @@ def build_probe_work(setup: RunSetup, spec: ProbeHostSpec) -> ProbeWork:
     )
 
 
-def build_work(setup: RunSetup) -> TrainingWork:
+def build_work(setup: WorkerSetup, topologies: Topologies | None = None) -> TrainingWork:
     """Build what is done to a run's envs."""
     config = setup.job.training
-    return TrainingWork(
+    work = TrainingWork(
         context=env_context(setup),
         rules=TrainRules(
             max_grad_norm=config.max_grad_norm,
@@ -63,9 +77,10 @@ def build_work(setup: RunSetup) -> TrainingWork:
         validation=partial(setup.val_batches.batches, round=0, step=0),
         testing=partial(_test_pass, setup),
     )
+    return StaticWork.of(work, topologies) if topologies else work
 
 
-def env_context(setup: RunSetup) -> EnvFactoryContext:
+def env_context(setup: WorkerSetup) -> EnvFactoryContext:
     """Return what the envs of a setup are built from."""
     config = setup.job.training
     return EnvFactoryContext(
@@ -88,11 +103,11 @@ def _no_batches(_round_index: int, _step: int) -> tuple[Sequence[Batch], ...]:
     return ()
 
 
-def _test_pass(setup: RunSetup) -> Iterator[Sequence[Batch]]:
+def _test_pass(setup: WorkerSetup) -> Iterator[Sequence[Batch]]:
     return setup.test_batches().batches(round=0, step=0)
 
 
-def _autocast_of(setup: RunSetup) -> Autocast:
+def _autocast_of(setup: WorkerSetup) -> Autocast:
     """Return what makes the precision context of a host's forward pass."""
     dtype = amp_dtype(setup)
     return (
@@ -104,7 +119,7 @@ def _autocast_of(setup: RunSetup) -> Autocast:
 
 @contextmanager
 def _autocast(parts: RunParts, device_types: Sequence[str], dtype: torch.dtype) -> Iterator[None]:
-    """Enter autocast for every kind of device that hosts live on; it heeds none but its own."""
+    """Enter autocast for each device type of the hosts, as each instance affects only one."""
     with ExitStack() as stack:
         for device_type in device_types:
             stack.enter_context(parts.autocast(device_type, dtype=dtype))

@@ -1,6 +1,7 @@
 """Checkpoint files: written atomically, and validated as untrusted input when read."""
 
 import io
+import re
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ NUM_KEPT: Final = 3
 BEST_FILE: Final = "best.pt"
 _PREFIX: Final = "round-"
 _REDONE_PREFIX: Final = "redone-"
+_NAME: Final = re.compile(rf"{_PREFIX}([0-9]{{6}}|[1-9][0-9]{{6,17}})\.pt")
+"""The names that `_path_of` gives, each number spelled in one way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +56,7 @@ class CheckpointStore:
         if self.copy_to is not None:
             self._write(self.copy_to, data)
         for old in self._rounds()[:-NUM_KEPT]:
-            self.files.remove(old)
+            self.files.remove(self._path_of(old))
         return SavedCheckpoint(path=path, num_bytes=len(data))
 
     def save_best(self, data: bytes) -> None:
@@ -62,7 +65,8 @@ class CheckpointStore:
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint, or None."""
-        return max(self._rounds(), default=None)
+        rounds = self._rounds()
+        return self._path_of(rounds[-1]) if rounds else None
 
     def adopt(self, path: Path, rounds_completed: int) -> None:
         """Copy a checkpoint into this run's directory, unless it is already there."""
@@ -70,17 +74,20 @@ class CheckpointStore:
         if not target.exists():
             write_atomically(self.files, target, path.read_bytes())
 
-    def set_aside(self, rounds_completed: int) -> list[Path]:
-        """Rename the checkpoints of later rounds, which will be redone; return their old paths."""
-        later = [path for path in self._rounds() if path > self._path_of(rounds_completed)]
-        for path in later:
-            self.files.rename(path, _redone(path))
+    def set_aside(self, rounds_completed: int) -> list[int]:
+        """Rename the checkpoints of later rounds, which will be redone; return these rounds."""
+        later = [number for number in self._rounds() if number > rounds_completed]
+        for number in later:
+            self.files.rename(self._path_of(number), self._redone_path_of(number))
+        if later:
+            # The log is cut after this: no crash may bring back a checkpoint that is ahead of it.
+            self.files.fsync_directory(self.directory)
         return later
 
-    def put_back(self, paths: list[Path]) -> None:
+    def put_back(self, rounds: list[int]) -> None:
         """Undo `set_aside`."""
-        for path in paths:
-            self.files.rename(_redone(path), path)
+        for number in rounds:
+            self.files.rename(self._redone_path_of(number), self._path_of(number))
 
     def _write(self, path: Path, data: bytes, *, twin: Path | None = None) -> None:
         """Write a file, as a hard link if `twin` already has the same contents."""
@@ -93,15 +100,17 @@ class CheckpointStore:
                 "the previous checkpoint is intact"
             ) from error
 
-    def _rounds(self) -> list[Path]:
-        return sorted(self.directory.glob(f"{_PREFIX}*.pt"))
+    def _rounds(self) -> list[int]:
+        """Return the rounds that have a checkpoint, in order; other files are ignored."""
+        found = (_NAME.fullmatch(path.name) for path in self.directory.glob(f"{_PREFIX}*.pt"))
+        numbers = sorted(int(match[1]) for match in found if match is not None)
+        return [number for number in numbers if self._path_of(number).is_file()]
 
     def _path_of(self, rounds_completed: int) -> Path:
         return self.directory / f"{_PREFIX}{rounds_completed:06d}.pt"
 
-
-def _redone(path: Path) -> Path:
-    return path.with_name(_REDONE_PREFIX + path.name.removeprefix(_PREFIX))
+    def _redone_path_of(self, rounds_completed: int) -> Path:
+        return self.directory / f"{_REDONE_PREFIX}{rounds_completed:06d}.pt"
 
 
 def encode_checkpoint(contents: dict[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ from esper.leyline.errors import TelemetryLostError
 from esper.leyline.messages import StepEvidence
 from esper.leyline.payloads import CheckpointSaved
 from esper.leyline.reports import BatchSummary
+from esper.leyline.tasks import TaskSpec
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa.bus.hub import Hub
 from esper.simic.training.checkpoints.checkpoint_store import (
@@ -22,7 +23,7 @@ from esper.simic.training.checkpoints.grown import GrownWriter
 from esper.simic.training.checkpoints.run_state import BestEnv, RunState, best_env_of
 from esper.simic.training.policy_controller import PolicyController
 
-__all__ = ["CheckpointHeader", "Checkpointer", "LoadedRun"]
+__all__ = ["CheckpointHeader", "Checkpointer", "LoadedRun", "decisive_part"]
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +41,8 @@ class CheckpointHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     is_best: bool
     is_announced: bool
     """Whether a CHECKPOINT_SAVED follows event `log_seq`; False for a checkpoint not yet due."""
+    task: TaskSpec | None = None
+    """The task as it was when the run began; None in checkpoints of older versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +72,7 @@ class LoadedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Held:
+class _Staged:
     """An encoded checkpoint that is not due yet."""
 
     data: bytes
@@ -87,6 +90,7 @@ class Checkpointer:
 
     store: CheckpointStore
     job: Job
+    task: TaskSpec
     run_id: str
     command: str
     hub: Hub
@@ -96,7 +100,7 @@ class Checkpointer:
     """Rank rounds and networks by lowest loss (language models) instead of highest accuracy."""
     resumed: LoadedRun | None
     grown: GrownWriter
-    _held: _Held | None = None
+    _staged: _Staged | None = None
 
     def is_due(self, rounds_completed: int, num_rounds: int) -> bool:
         """Return whether this round ends with a checkpoint; the last one always does."""
@@ -119,7 +123,7 @@ class Checkpointer:
         header = self._header(state, is_best=is_best, is_announced=True)
         self.hub.flush()
         saved = self.store.save(self._encoded(header), state.rounds_completed, is_best=is_best)
-        self._held = None
+        self._staged = None
         return _announcement(header, saved)
 
     def stage(self, state: RunState, *, is_best: bool) -> None:
@@ -132,21 +136,21 @@ class Checkpointer:
         if is_best:
             self.hub.flush()
             self.store.save_best(data)
-        self._held = _Held(
+        self._staged = _Staged(
             data=data, rounds_completed=state.rounds_completed, log_seq=header.log_seq
         )
 
     def commit_staged(self) -> None:
         """Write the staged checkpoint, if any, provided that its log is on disk."""
-        held, self._held = self._held, None
-        if held is None:
+        staged, self._staged = self._staged, None
+        if staged is None:
             return
         try:
             self.hub.flush()
         except TelemetryLostError as error:
-            if error.last_seq is None or error.last_seq < held.log_seq:
+            if error.last_seq is None or error.last_seq < staged.log_seq:
                 raise
-        self.store.save(held.data, held.rounds_completed, is_best=False)
+        self.store.save(staged.data, staged.rounds_completed, is_best=False)
 
     def announce_again(self) -> CheckpointSaved | None:
         """Return the CHECKPOINT_SAVED event of the resumed checkpoint, or None if it had none."""
@@ -167,11 +171,17 @@ class Checkpointer:
             log_seq=self.hub.next_seq - 1,
             is_best=is_best,
             is_announced=is_announced,
+            task=decisive_part(self.task),
         )
 
     def _encoded(self, header: CheckpointHeader) -> bytes:
         controller = {} if self.controller is None else self.controller.state_dict()
         return encode_checkpoint({"header": msgspec.to_builtins(header), **controller})
+
+
+def decisive_part(task: TaskSpec) -> TaskSpec:
+    """Return a task without its description and its defaults, which the job has taken already."""
+    return msgspec.structs.replace(task, summary="", defaults={})
 
 
 def _without_server(job: Job) -> Job:

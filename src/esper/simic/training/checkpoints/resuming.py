@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from esper.leyline.config import Job, TrainingConfig
-from esper.leyline.errors import ConfigError, UnreadableFileError, UsageError
+from esper.leyline.errors import ConfigError, UnreadableFileError, UsageError, shown
 from esper.leyline.jobs import Layer, merge_job
 from esper.leyline.payloads import CheckpointLoaded
+from esper.leyline.tasks import TaskSpec
 from esper.leyline.telemetry import SCHEMA_VERSION
-from esper.nissa.storage.journal import cut_back
+from esper.nissa.storage.files import require_own_directory
+from esper.nissa.storage.journal import LogClaim, apply_cut, claim_run, plan_cut
 from esper.nissa.storage.run_directory import (
     CHECKPOINTS_DIRECTORY,
     put_rounds_on_record,
@@ -18,10 +21,17 @@ from esper.nissa.storage.run_directory import (
 )
 from esper.runtime.tasks import all_tasks
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore, read_checkpoint
-from esper.simic.training.checkpoints.checkpointer import CheckpointHeader, LoadedRun
+from esper.simic.training.checkpoints.checkpointer import (
+    CheckpointHeader,
+    LoadedRun,
+    decisive_part,
+)
+from esper.simic.training.checkpoints.log_agreement import check_agreement
 
 __all__ = [
+    "OpenedRun",
     "check_resumable",
+    "check_task_unchanged",
     "find_latest",
     "load_run",
     "reopen_run",
@@ -102,12 +112,24 @@ def check_resumable(stored: TrainingConfig, asked: TrainingConfig) -> None:
         )
 
 
+def check_task_unchanged(header: CheckpointHeader, task: TaskSpec) -> None:
+    """Reject a checkpoint whose task has become another one under the same name."""
+    if header.task is None:
+        return
+    for name, before, after in _differences(header.task, decisive_part(task), ""):
+        raise ConfigError(
+            f"--resume: {name} of task {task.name!r} was {shown(before)} and is now "
+            f"{shown(after)}; a run goes on with the task that it began with: restore it, or start "
+            "a new run"
+        )
+
+
 def _differences(
     stored: msgspec.Struct, asked: msgspec.Struct, path: str
 ) -> Iterator[tuple[str, object, object]]:
     for name in stored.__struct_fields__:
         before, after = getattr(stored, name), getattr(asked, name)
-        if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
+        if isinstance(before, msgspec.Struct) and type(before) is type(after):
             yield from _differences(before, after, f"{path}{name}.")
         elif before != after:
             yield f"{path}{name}", before, after
@@ -119,7 +141,9 @@ def run_directory_of(loaded: LoadedRun, telemetry_dir: Path) -> Path:
     It is a parent of the checkpoint, or the directory named by the run id under `telemetry_dir`.
     """
     run_id = loaded.header.run_id
-    for run_dir in (loaded.path.absolute().parent.parent, *telemetry_dir.glob(f"*_{run_id}")):
+    # Not a pattern of the id, which a foreign checkpoint may have chosen.
+    named = (path for path in telemetry_dir.glob("*_*") if path.name.endswith(f"_{run_id}"))
+    for run_dir in (loaded.path.absolute().parent.parent, *named):
         try:
             manifest = read_manifest(run_dir)
         except UnreadableFileError:
@@ -127,35 +151,58 @@ def run_directory_of(loaded: LoadedRun, telemetry_dir: Path) -> Path:
         if manifest.run_id == run_id:
             return run_dir
     raise UsageError(
-        f"{loaded.path}: the directory of its run {run_id} is neither a parent of it nor in "
+        f"{loaded.path}: the directory of its run {shown(run_id)} is neither a parent of it nor in "
         f"{telemetry_dir}; pass the parent directory of the run to --telemetry-dir"
     )
 
 
-def reopen_run(
-    loaded: LoadedRun, telemetry_dir: Path, num_rounds: int
-) -> tuple[Path, CheckpointLoaded]:
-    """Rewind a run's directory to a checkpoint; return the directory and the event to emit.
+class OpenedRun(NamedTuple):
+    """The directory of a run and, for a resumed one, its first event and the lock on its log."""
 
-    Later checkpoints are renamed before the log is truncated: a crash in between leaves this one
-    as the latest, with a complete log. If the log cannot be truncated, the renames are undone.
-    The manifest is then updated to `num_rounds`.
+    run_dir: Path
+    event: CheckpointLoaded | None = None
+    claim: LogClaim | None = None
+
+
+def reopen_run(loaded: LoadedRun, telemetry_dir: Path, num_rounds: int) -> OpenedRun:
+    """Rewind a run's directory to a checkpoint, and update its manifest to `num_rounds`.
+
+    Nothing is changed before the log is locked and known to agree with the checkpoint. Later
+    checkpoints are renamed before the log is truncated: a crash in between leaves this one as the
+    latest, with a complete log. If the log cannot be truncated, the renames are undone.
     """
-    header = loaded.header
     run_dir = run_directory_of(loaded, telemetry_dir)
-    store = CheckpointStore(run_dir / CHECKPOINTS_DIRECTORY)
-    store.adopt(loaded.path, header.state.rounds_completed)
-    later = store.set_aside(header.state.rounds_completed)
+    claim = claim_run(run_dir)
     try:
-        num_events_redone = cut_back(run_dir, header.log_seq)
+        num_events_redone = _rewind(run_dir, loaded, claim)
+        put_rounds_on_record(run_dir, num_rounds)
     except BaseException:
-        store.put_back(later)
+        claim.close()
         raise
-    put_rounds_on_record(run_dir, num_rounds)
-    return run_dir, CheckpointLoaded(
+    header = loaded.header
+    event = CheckpointLoaded(
         rounds_completed=header.state.rounds_completed,
         log_seq=header.log_seq,
         num_events_redone=num_events_redone,
         path=loaded.path.name,
         num_rounds=num_rounds,
     )
+    return OpenedRun(run_dir, event, claim)
+
+
+def _rewind(run_dir: Path, loaded: LoadedRun, claim: LogClaim) -> int:
+    """Rewind checkpoints and log; return the number of events that were cut off."""
+    header = loaded.header
+    directory = run_dir / CHECKPOINTS_DIRECTORY
+    require_own_directory(directory)
+    cut = plan_cut(claim.path, header.log_seq)
+    check_agreement(loaded.path, header, claim.path, cut)
+    store = CheckpointStore(directory)
+    store.adopt(loaded.path, header.state.rounds_completed)
+    later = store.set_aside(header.state.rounds_completed)
+    try:
+        apply_cut(claim, cut)
+    except BaseException:
+        store.put_back(later)
+        raise
+    return cut.num_events_cut

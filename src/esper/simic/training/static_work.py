@@ -1,13 +1,11 @@
-"""Topologies: the seeds of a network, its training cost, and how to build it directly."""
+"""Networks that have all their seeds from the first step: seeds placed directly, and the work."""
 
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import BLENDED_STAGES, GerminationRequest
@@ -16,21 +14,11 @@ from esper.leyline.actions import Blueprint, Style
 from esper.leyline.alpha import AlphaState
 from esper.leyline.errors import UsageError
 from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
-from esper.leyline.reports import SeedReport
-from esper.leyline.stages import ACTIVE_STAGES, Stage
-from esper.runtime.batches import Batch
-from esper.simic.training.batch_ops import loss_and_correct
-from esper.simic.training.env_factory import EnvFactoryContext, build_model
+from esper.leyline.stages import Stage
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.parallel_env_state import ParallelEnvState
 
-__all__ = ["FlopMeter", "PlantedSeed", "StaticWork", "plant", "seeds_in"]
-
-_COUNTING: Final = threading.Lock()
-"""torch's FLOP counter has process-wide state, so only one may be active at a time."""
-
-_STYLE_BY_ALGORITHM: Final = {style.algorithm: style for style in Style}
-"""Alpha ramps do not change the cost, so one style represents all with the same blend."""
+__all__ = ["PlantedSeed", "StaticWork", "plant", "seeds_in"]
 
 
 class PlantedSeed(NamedTuple):
@@ -91,6 +79,21 @@ class StaticWork(TrainingWork):
     topologies: Mapping[int, TopologyManifestRecorded]
     """Topologies by env; an env without one is the host only."""
 
+    @classmethod
+    def of(
+        cls, work: TrainingWork, topologies: Mapping[int, TopologyManifestRecorded]
+    ) -> "StaticWork":
+        """Return the same work on networks with these topologies."""
+        return cls(
+            context=work.context,
+            rules=work.rules,
+            action_rules=work.action_rules,
+            masker=work.masker,
+            validation=work.validation,
+            testing=work.testing,
+            topologies=topologies,
+        )
+
     def build(self, round_index: int, env_id: int) -> ParallelEnvState:
         """Build an env with its seeds; its host is initialized as in the other arms."""
         # No `super()`: a slotted dataclass is a new class, which zero-argument super() rejects.
@@ -102,60 +105,3 @@ class StaticWork(TrainingWork):
         env.outbox.clear()
         env.governor.take_snapshot()
         return env
-
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class FlopMeter:
-    """Counts the training FLOPs per target of each topology, once per topology.
-
-    Convolutions and matrix multiplications are counted, forward and backward; norms, activations
-    and optimizers, which are small in comparison, are not. A seed that is being removed counts as
-    one that is trained.
-    """
-
-    context: EnvFactoryContext
-    sample: Batch
-    _known: dict[frozenset[PlantedSeed], float] = field(default_factory=dict)
-
-    def per_target(self, reports: Sequence[SeedReport]) -> float:
-        """Return the training FLOPs per target with these seeds."""
-        key = frozenset(_cost_of(report) for report in reports if report.stage in ACTIVE_STAGES)
-        if key not in self._known:
-            self._known[key] = self._count(key)
-        return self._known[key]
-
-    def _count(self, key: frozenset[PlantedSeed]) -> float:
-        model = build_model(self.context, 0, 0).to(self.sample.inputs.device).train()
-        for seed in key:
-            plant(model, seed, torch.Generator().manual_seed(0))
-        counter = FlopCounterMode(display=False)
-        counter.mod_tracker = _NoModules()  # type: ignore[assignment]
-        with _COUNTING, counter:
-            loss, _ = loss_and_correct(model(self.sample.inputs), self.sample.targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-        return counter.get_total_flops() / self.sample.targets.numel()
-
-
-class _NoModules:
-    """Replaces torch's module tracker, so that FLOPs are not counted per module.
-
-    The tracker installs global module hooks, which would also run for envs that train on other
-    threads.
-    """
-
-    parents = frozenset({"Global"})
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _cost_of(report: SeedReport) -> PlantedSeed:
-    """Return a seed with the same cost as the reported one; alpha does not affect it."""
-    return PlantedSeed(
-        slot_id=report.slot_id,
-        blueprint=report.blueprint,
-        style=_STYLE_BY_ALGORITHM[report.algorithm],
-        alpha=1.0,
-        stage=Stage.FOSSILIZED if report.stage in BLENDED_STAGES else report.stage,
-    )

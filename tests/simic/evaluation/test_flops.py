@@ -5,23 +5,18 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from tests.builders.messages import topology_slot
 from tests.simic.training.runs import tiny_job
 from torch import nn
 from torch.nn.modules.module import _global_forward_pre_hooks
 
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
 from esper.leyline.errors import UsageError
-from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
+from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
-from esper.simic.evaluation import topology
-from esper.simic.evaluation.topology import (
-    FlopMeter,
-    PlantedSeed,
-    StaticWork,
-    plant,
-    seeds_in,
-)
+from esper.simic.evaluation import flops
+from esper.simic.evaluation.flops import FlopMeter
 from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import prepare_run
@@ -29,6 +24,7 @@ from esper.simic.training.assembly.worker_assembly import build_work
 from esper.simic.training.batch_ops import loss_and_correct
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.static_work import PlantedSeed, StaticWork, plant, seeds_in
 from esper.tolaria.stopping import StopFlag
 
 SLOT = "r0c0"
@@ -36,7 +32,9 @@ SLOT = "r0c0"
 
 @pytest.fixture
 def work(tmp_path: Path) -> TrainingWork:
-    return build_work(prepare_run(tiny_job(tmp_path), "wait", None, StopFlag(), parts=RunParts()))
+    return build_work(
+        prepare_run(tiny_job(tmp_path), "wait", None, StopFlag(), parts=RunParts()).worker
+    )
 
 
 def planted(stage: Stage, **changes: object) -> PlantedSeed:
@@ -46,19 +44,7 @@ def planted(stage: Stage, **changes: object) -> PlantedSeed:
 
 def recorded(*stages: Stage, **changes: object) -> TopologyManifestRecorded:
     """A network with one seed in each of these stages."""
-    row = TopologySlot(
-        slot_id=SLOT,
-        seed_id="s",
-        blueprint="conv_small",
-        stage="",
-        alpha=0.7,
-        alpha_target=0.7,
-        style="SIGMOID_ADD",
-        num_params=10,
-        germinated_at_step=1,
-        kept_at_step=None,
-        contribution_pp=None,
-    )
+    row = topology_slot(SLOT, blueprint="conv_small", alpha=0.7, alpha_target=0.7, num_params=10)
     rows = tuple(msgspec.structs.replace(row, stage=stage.name, **changes) for stage in stages)
     return TopologyManifestRecorded(host_params=100, total_params=100 + 10 * len(rows), slots=rows)
 
@@ -70,14 +56,7 @@ def meter_of(work: TrainingWork, num_samples: int = 2) -> FlopMeter:
 
 
 def static_work(work: TrainingWork) -> StaticWork:
-    return StaticWork(
-        context=work.context,
-        rules=work.rules,
-        action_rules=work.action_rules,
-        masker=work.masker,
-        validation=work.validation,
-        topologies={0: recorded(Stage.HOLDING)},
-    )
+    return StaticWork.of(work, {0: recorded(Stage.HOLDING)})
 
 
 @pytest.mark.parametrize("style", list(Style))
@@ -180,7 +159,7 @@ def test_counting_puts_no_hook_where_other_threads_would_run_into_it(
         seen.append(len(_global_forward_pre_hooks))
         return loss_and_correct(outputs, targets)
 
-    monkeypatch.setattr(topology, "loss_and_correct", looking)
+    monkeypatch.setattr(flops, "loss_and_correct", looking)
 
     assert meter_of(work).per_target([]) > 0
     assert seen == [0]

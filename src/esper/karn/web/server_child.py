@@ -1,0 +1,168 @@
+"""The process of a run's live server: no visitor of it can reach the run itself.
+
+Started by `server_process.py` with two inherited sockets: the listener, and a connection to the
+run. It reads the run directory like any other process; the run only reports how much of the log is
+committed. It ends with the run, however that ends, and ignores the signals that are meant for it.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from esper.karn.view.followed_log import open_source, publish_up_to
+from esper.karn.web.run_server import RunServer
+from esper.leyline.live import (
+    LaggedReport,
+    LogEnd,
+    LogPosition,
+    ServerCommand,
+    ServeRequest,
+    ServerFailure,
+    ServerReport,
+)
+from esper.leyline.payloads import SubscriberLagged
+from esper.nissa.bus.subscribers import LiveSource
+from esper.nissa.live.security import Security
+
+__all__ = ["main"]
+
+NICENESS: Final = 10
+"""Under load, the run's threads get nine times the share of a core that the server gets."""
+OOM_SCORE: Final = "500"
+"""The kernel ends the server before the run if memory runs out."""
+PARENT_CHECK_S: Final = 1.0
+MAX_REPORT_BYTES: Final = 64 * 1024
+"""Unsent reports beyond which further ones are dropped."""
+
+_DECODER: Final = msgspec.json.Decoder(ServerCommand)
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """The connection to the run."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def receive(self) -> ServerCommand | None:
+        """Return the next command; None if the run is gone."""
+        try:
+            line = await self.reader.readline()
+        except ConnectionError:
+            return None
+        return _DECODER.decode(line) if line.endswith(b"\n") else None
+
+    def report(self, report: ServerReport) -> None:
+        """Send a report without waiting."""
+        if self.writer.transport.get_write_buffer_size() < MAX_REPORT_BYTES:
+            self.writer.write(_ENCODER.encode(report) + b"\n")
+
+    def note_lag(self, lagged: SubscriberLagged) -> None:
+        """Report that a subscriber has lost events."""
+        self.report(LaggedReport(lagged=lagged))
+
+
+class _RunGoneError(Exception):
+    """The run has ended without saying so: it was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    """Publishes what the run reports as committed."""
+
+    link: _Link
+
+    async def __call__(self, source: LiveSource) -> None:
+        """Follow until the end of the run; raise _RunGoneError if it vanishes."""
+        while (command := await self.link.receive()) is not None:
+            match command:
+                case LogPosition():
+                    await publish_up_to(source, command.num_bytes)
+                case LogEnd():
+                    source.feed.close(is_complete=command.is_complete)
+                    return
+        raise _RunGoneError
+
+
+async def _run(listener: socket.socket, connection: socket.socket) -> None:
+    """Serve until the run has ended or is gone; report any other end to the run."""
+    link = _Link(*await asyncio.open_connection(sock=connection))
+    try:
+        await _serve(link, listener)
+    except Exception as error:
+        first = _first_of(error)
+        if not isinstance(first, _RunGoneError):
+            link.report(ServerFailure(reason=f"{type(first).__name__}: {first}"))
+            await link.writer.drain()
+            raise
+
+
+async def _serve(link: _Link, listener: socket.socket) -> None:
+    request, position = await link.receive(), await link.receive()
+    if not isinstance(request, ServeRequest) or not isinstance(position, LogPosition):
+        raise _RunGoneError
+    run_dir = Path(request.run_dir)
+    source = open_source(run_dir, run_id=request.run_id, note_lag=link.note_lag)
+    # Read before anyone is let in: a hello names the newest event of the log.
+    await publish_up_to(source, position.num_bytes)
+    server = RunServer(
+        source=source,
+        run_dir=run_dir,
+        security=Security(
+            host=request.host,
+            token=request.token,
+            allowed_origins=frozenset(request.allowed_origins),
+        ),
+        listener=listener,
+        follow=_Follower(link),
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_end_with_parent, os.getppid())
+        await server.run()
+        tasks.cancel_scope.cancel()
+
+
+def _first_of(error: BaseException) -> BaseException:
+    return _first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _end_with_parent(parent: int) -> None:
+    # Beside the end of the connection, whose other end a child of the run may have inherited.
+    while True:
+        await anyio.sleep(PARENT_CHECK_S)
+        if os.getppid() != parent:
+            raise _RunGoneError
+
+
+def _step_back() -> None:
+    """Leave processor and memory to the run, where the two compete."""
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve a run; the arguments are the descriptors of the two inherited sockets."""
+    listener, connection = (
+        socket.socket(fileno=int(text)) for text in (sys.argv[1:] if argv is None else argv)
+    )
+    _step_back()
+    try:
+        anyio.run(_run, listener, connection)
+    except Exception:
+        return 1  # the reason was reported; nothing is printed on the operator's terminal
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

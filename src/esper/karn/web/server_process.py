@@ -1,0 +1,165 @@
+"""The run's side of its live server's process: starts it, reports the log's growth, ends it.
+
+The run never waits for the server: a task of its own sends the newest position of the log, and a
+position that could not be sent is replaced by the next one.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from esper.leyline.errors import ContractError
+from esper.leyline.live import (
+    LaggedReport,
+    LogEnd,
+    LogPosition,
+    ServerCommand,
+    ServeRequest,
+    ServerFailure,
+    ServerReport,
+)
+from esper.leyline.payloads import LiveServerStopped, Payload
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.bus.subscribers import LiveSource
+
+__all__ = ["run_server_process"]
+
+MODULE: Final = "esper.karn.web.server_child"
+END_LIMIT_S: Final = 14.0
+"""How long the server may take to send the end of the log to its clients; its own limit is 10 s."""
+EXIT_LIMIT_S: Final = 2.0
+SHIELDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Sent to all processes of a terminal or a service; the server still has to send the end."""
+
+_DECODER: Final = msgspec.json.Decoder(ServerReport)
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+async def run_server_process(
+    listener: socket.socket, request: ServeRequest, hub: TelemetryHub
+) -> None:
+    """Serve a run in a process of its own until the run has ended.
+
+    Consumes: the hub's feed. Produces: the log's positions; operational events about the server.
+    Waits for: the end of the run, then for the process to end. Unblocked by: the feed, the end of
+    the process, or a timeout after the end of the run. If the process dies, the run goes on.
+    """
+    process, connection = _start(listener)
+    try:
+        link = _Link(*await asyncio.open_connection(sock=connection), hub=hub)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.send_positions, request, tasks.cancel_scope)
+            await link.receive_reports()
+            tasks.cancel_scope.cancel()
+        link.writer.close()
+        code = await anyio.to_thread.run_sync(_ended, process, EXIT_LIMIT_S)
+        if not (hub.live.feed.is_closed and code == 0):
+            link.emit(LiveServerStopped(reason=link.failure or _end_text(code)))
+    finally:
+        connection.close()
+        _ended(process, 0.0)
+
+
+def _start(listener: socket.socket) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Start the process and give it the listener."""
+    ours, theirs = socket.socketpair()
+    numbers = (listener.fileno(), theirs.fileno())
+    with theirs, listener, _shielded():
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, *map(str, numbers)],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    return process, ours
+
+
+@contextlib.contextmanager
+def _shielded() -> Iterator[None]:
+    """Block signals in this thread, and for good in a process that is started meanwhile."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def _ended(process: "subprocess.Popen[bytes]", limit_s: float) -> int:
+    """Return the exit code of the process, which is killed after a time."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _end_text(code: int) -> str:
+    return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """The connection to the server's process."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    hub: TelemetryHub
+    failure: str | None = None
+    """Why the server could not go on."""
+
+    async def send_positions(self, request: ServeRequest, scope: anyio.CancelScope) -> None:
+        """Send the newest position whenever there is one, and the end.
+
+        Consumes: the hub's feed. Produces: commands. Waits for: new blocks, and for the process to
+        read. Unblocked by: the feed, or cancellation. Cancels `scope` if the end takes too long.
+        """
+        with contextlib.suppress(ConnectionError):  # the process is gone; the reader notices
+            await self._send(request)
+            await self._send_growth(self.hub.live)
+        await anyio.sleep(END_LIMIT_S)
+        scope.cancel()
+
+    async def _send_growth(self, live: LiveSource) -> None:
+        feed = live.feed
+        while True:
+            # Read before the position: if the feed was closed, the position is the last one.
+            is_closed, next_seq = feed.is_closed, feed.next_seq
+            await self._send(LogPosition(num_bytes=live.log.num_bytes))
+            if is_closed:
+                await self._send(LogEnd(is_complete=feed.is_complete))
+                return
+            await feed.wait_for(next_seq)
+
+    async def _send(self, command: ServerCommand) -> None:
+        self.writer.write(_ENCODER.encode(command) + b"\n")
+        await self.writer.drain()
+
+    async def receive_reports(self) -> None:
+        """Emit what the process reports until it ends.
+
+        Consumes: reports. Produces: operational events. Waits for: the process. Unblocked by: the
+        process when it reports or ends, or cancellation.
+        """
+        with contextlib.suppress(ConnectionError):
+            while line := await self.reader.readline():
+                match _DECODER.decode(line):
+                    case LaggedReport(lagged=lagged):
+                        self.emit(lagged)
+                    case ServerFailure(reason=reason):
+                        self.failure = reason
+
+    def emit(self, payload: Payload) -> None:
+        """Emit an operational event, unless the run has ended: a closed hub takes no events."""
+        with contextlib.suppress(ContractError):
+            self.hub.emit(payload)

@@ -1,0 +1,176 @@
+"""The routes of the live server: the websocket tail and the log over HTTP."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+import anyio
+import anyio.to_thread
+import orjson
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from esper.leyline.errors import UsageError
+from esper.leyline.live import CloseCode, Subscription
+from esper.nissa.bus.event_filter import EventFilter
+from esper.nissa.bus.log_reader import LogReader
+from esper.nissa.bus.subscribers import LiveSource
+from esper.nissa.live.guard import Guard, budget_of
+from esper.nissa.live.security import Security
+from esper.nissa.live.session import Session, Stop
+from esper.nissa.live.visitors import Visitors
+from esper.nissa.storage.run_directory import MANIFEST_FILE
+
+__all__ = ["build_app"]
+
+MAX_CONNECTIONS: Final = 128
+"""Websockets of the tail."""
+DEFAULT_EVENTS: Final = 1_000
+MAX_EVENTS: Final = 10_000
+NDJSON: Final = "application/x-ndjson"
+
+
+@dataclass(eq=False, slots=True)
+class _Service:
+    """State shared by the routes of one app."""
+
+    source: LiveSource
+    run_dir: Path
+    visitors: Visitors
+    stop: Stop = field(default_factory=Stop)
+
+    async def websocket(self, websocket: WebSocket) -> None:
+        """Serve one client of the live tail."""
+        await websocket.accept()
+        now_s = anyio.current_time()
+        if not self.visitors.make_room(now_s):
+            await websocket.close(CloseCode.TOO_MANY_CONNECTIONS, "too many connections")
+            return
+        session = Session(websocket, self.source, self.stop)
+        self.visitors.add(session, now_s)
+        try:
+            await session.run()
+        finally:
+            self.visitors.leave(session)
+
+    async def health(self, _: Request) -> Response:
+        """Return the server's status and the seq of the newest event."""
+        answer = {"status": "ok", "last_seq": self.source.last_seq}
+        return Response(orjson.dumps(answer), media_type="application/json")
+
+    async def manifest(self, _: Request) -> Response:
+        """Return `run.json`."""
+        try:
+            data = await anyio.Path(self.run_dir / MANIFEST_FILE).read_bytes()
+        except OSError:
+            return PlainTextResponse("this run has no manifest\n", status_code=404)
+        return Response(data, media_type="application/json")
+
+    async def events(self, request: Request) -> Response:
+        """Return events from the log as newline-delimited JSON."""
+        try:
+            search = _Search(_EventQuery.parse(request), self.source)
+        except UsageError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        try:
+            first = await anyio.to_thread.run_sync(search.next_page)
+        except OSError:
+            return PlainTextResponse("the log cannot be read\n", status_code=503)
+        return StreamingResponse(_pages(first, search, request), media_type=NDJSON)
+
+
+async def _pages(page: bytes | None, search: "_Search", request: Request) -> AsyncIterator[bytes]:
+    """Yield the found events; a client that reads slowly is searched for as slowly."""
+    budget = budget_of(request.scope)
+    while page is not None:
+        if page:
+            yield page
+        await budget.spend()
+        page = await anyio.to_thread.run_sync(search.next_page)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _EventQuery:
+    """The parsed query of `/api/events?since=&types=&env=&limit=`."""
+
+    since: int
+    limit: int
+    wanted: EventFilter
+
+    @classmethod
+    def parse(cls, request: Request) -> Self:
+        query = request.query_params
+        types = query.get("types")
+        env = _number(request, "env")
+        subscription = Subscription(
+            types=types.split(",") if types else None, env_ids=None if env is None else [env]
+        )
+        limit = _number(request, "limit")
+        return cls(
+            since=_number(request, "since") or 0,
+            limit=min(DEFAULT_EVENTS if limit is None else limit, MAX_EVENTS),
+            wanted=EventFilter(subscription),
+        )
+
+
+class _Search:
+    """One walk over the log, page by page; blocks on file access, so use it in a worker thread."""
+
+    def __init__(self, query: _EventQuery, source: LiveSource) -> None:
+        self._wanted = query.wanted
+        self._num_left = query.limit
+        self._seq = query.since
+        self._index = source.index
+        self._reader = LogReader(source.log)
+
+    def next_page(self) -> bytes | None:
+        """Return the matches of the next page that may have any; None after the last one."""
+        if self._num_left == 0:
+            return None
+        page = self._reader.read(self._index.next_match(self._seq, self._wanted))
+        if page is None:
+            return None
+        lines = self._wanted.lines(page)[: self._num_left]
+        self._num_left -= len(lines)
+        self._seq = page.next_seq
+        return b"".join(line + b"\n" for line in lines)
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if not text:
+        return None
+    # Reject numbers that do not fit into a 64-bit seq before they are used in arithmetic.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise UsageError(f"{name} = {text[:40]!r}: expected a non-negative integer")
+    return int(text)
+
+
+def build_app(
+    *,
+    source: LiveSource,
+    run_dir: Path,
+    security: Security,
+    routes: Sequence[BaseRoute] = (),
+    max_connections: int = MAX_CONNECTIONS,
+) -> Starlette:
+    """Build the ASGI app of one run; `routes` are additional pages behind the same guard."""
+    service = _Service(source=source, run_dir=run_dir, visitors=Visitors(max_connections))
+    app = Starlette(
+        routes=[
+            WebSocketRoute("/ws", service.websocket),
+            Route("/healthz", service.health),
+            Route("/api/run", service.manifest),
+            Route("/api/events", service.events),
+            *routes,
+        ],
+        middleware=[Middleware(Guard, security=security)],
+    )
+    app.state.source = source
+    app.state.stop = service.stop
+    return app

@@ -1,0 +1,90 @@
+"""The first code of both commands: standard streams and signal handlers, before anything loads.
+
+Imports nothing that the interpreter has not loaded by itself, so that no signal arrives before
+there is a handler for it.
+"""
+
+import atexit
+import os
+import sys
+
+__all__ = ["end_process", "prepare_process", "telemetry", "train"]
+
+_INTERRUPTED = 130
+"""`ExitCode.INTERRUPTED`, which would have to be imported."""
+
+
+def train() -> int:
+    """Run `esper-train` as a command."""
+    prepare_process()
+    from esper.scripts.train import main  # takes a moment, in which a signal may arrive
+
+    return end_process(main())
+
+
+def telemetry() -> int:
+    """Run `esper-telemetry` as a command."""
+    prepare_process()
+    from esper.scripts.telemetry import main  # takes a moment, in which a signal may arrive
+
+    return end_process(main())
+
+
+def prepare_process() -> None:
+    """Open closed standard streams, and let signals end the process at once.
+
+    Nothing has been made that would need cleaning up, and an exception raised inside the import of
+    an extension module would leave it half loaded. Code that has something to clean up sets
+    handlers of its own.
+    """
+    try:
+        _open_standard_streams()
+        _handle_signals(_INTERRUPTED)
+        # Registered first, so called last.
+        atexit.register(_ignore_signals)
+    except KeyboardInterrupt:
+        os._exit(_INTERRUPTED)
+
+
+def end_process(code: int) -> int:
+    """Return the exit code; from now on a signal ends the process with it, as all is done."""
+    _handle_signals(code)
+    return code
+
+
+def _handle_signals(code: int) -> None:
+    import signal  # loads enum: inside the caller's `try`, not at the top of the module
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # `nohup` says with SIG_IGN that a hang-up ends nothing.
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _Exit(code))
+
+
+class _Exit:
+    """A signal handler that ends the process."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def __call__(self, number: int, frame: object) -> None:
+        os._exit(self._code)
+
+
+def _ignore_signals() -> None:
+    """Ignore signals in the interpreter's last moments, when no handler is called any more."""
+    import signal  # see above
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _open_standard_streams() -> None:
+    """Open the null device in place of closed streams; else a log would become descriptor 2."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free descriptor is this one, as those below it are open.
+            os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - for good

@@ -1,0 +1,160 @@
+"""What a worker is built from: data, batches, devices and rules, made of a job alone."""
+
+import hashlib
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from esper.leyline.config import AmpDtype, CompileMode, Job
+from esper.leyline.legality import ActionRules
+from esper.leyline.probes import ProbeHostSpec
+from esper.leyline.tasks import TaskSpec
+from esper.leyline.workers import WorkerIdentity
+from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmented
+from esper.runtime.datasets import Part, TensorDataset
+from esper.runtime.sources import DataRequest
+from esper.runtime.tasks import load_dataset, registered_task
+from esper.simic.training.assembly.machine import machine_kind
+from esper.simic.training.assembly.parts import RunParts
+from esper.tolaria.devices import resolve_device, resolve_env_devices
+from esper.tolaria.fences import Fence, build_fence, transfer_to
+from esper.tolaria.stopping import StopFlag
+from esper.version import __version__
+
+__all__ = [
+    "WorkerSetup",
+    "action_rules",
+    "amp_dtype",
+    "host_device_types",
+    "load_data",
+    "prepare_worker",
+    "worker_identity",
+]
+
+VALIDATION_BATCH: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSetup:
+    """A job with everything that its envs need; nothing of it decides or learns."""
+
+    job: Job
+    task: TaskSpec
+    fences: tuple[Fence, ...]
+    """One per env of the run."""
+    dataset: TensorDataset
+    train_batches: SharedBatchIterator
+    val_batches: SharedBatchIterator
+    test_batches: Callable[[], SharedBatchIterator]
+    """Makes what only an evaluation iterates over."""
+    rules: ActionRules
+    stop: StopFlag
+    parts: RunParts
+
+    @property
+    def probe(self) -> ProbeHostSpec | None:
+        """Return the analytic model that stands in for networks, if the task is a probe."""
+        return self.task.host if isinstance(self.task.host, ProbeHostSpec) else None
+
+
+def load_data(job: Job, stop: StopFlag) -> TensorDataset:
+    """Load what a job trains on, from where it says."""
+    request = DataRequest(
+        source=job.training.data,
+        data_dir=None if job.run.data_dir is None else Path(job.run.data_dir),
+        check_cancelled=stop.checkpoint,
+    )
+    return load_dataset(job.training.task, request)
+
+
+def action_rules(job: Job, task: TaskSpec) -> ActionRules:
+    """Return which actions are legal in a job's envs."""
+    config = job.training
+    return ActionRules(
+        slot_ids=config.slots,
+        topology=task.host.topology,
+        lifecycle=config.lifecycle,
+        max_seeds=config.max_seeds,
+    )
+
+
+def prepare_worker(
+    job: Job, stop: StopFlag, *, parts: RunParts, dataset: TensorDataset | None = None
+) -> WorkerSetup:
+    """Load a job's data, unless they are given, and prepare its batches and devices."""
+    config = job.training
+    task = registered_task(config.task).spec
+    device = resolve_device(config.device)
+    env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
+    dataset = load_data(job, stop) if dataset is None else dataset
+    iterator = partial(
+        parts.batch_iterator,
+        dataset,
+        n_envs=config.n_envs,
+        seed=config.seed,
+        devices=env_devices,
+        preload=config.gpu_preload,
+        transfer=transfer_to,
+        check_cancelled=stop.checkpoint,
+    )
+    return WorkerSetup(
+        job=job,
+        task=task,
+        fences=tuple(build_fence(env_devices[i % len(env_devices)]) for i in range(config.n_envs)),
+        dataset=dataset,
+        train_batches=iterator(
+            batch_size_per_env=batch_size_for(task, config, len(dataset.train)),
+            mode=config.batch_mode or task.batch_mode,
+            max_batches=task.max_train_batches,
+            augment=is_augmented(dataset, config),
+        ),
+        val_batches=iterator(batch_size_per_env=VALIDATION_BATCH, part=Part.VAL),
+        test_batches=partial(iterator, batch_size_per_env=VALIDATION_BATCH, part=Part.TEST),
+        rules=action_rules(job, task),
+        stop=stop,
+        parts=parts,
+    )
+
+
+def amp_dtype(setup: WorkerSetup) -> torch.dtype | None:
+    """Return the precision that hosts run in under autocast, or None for full precision."""
+    config = setup.job.training
+    if not config.amp or config.amp_dtype is AmpDtype.OFF:
+        return None
+    if config.amp_dtype is AmpDtype.AUTO:
+        has_bfloat16 = "cuda" not in host_device_types(setup) or torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if has_bfloat16 else torch.float16
+    return torch.float16 if config.amp_dtype is AmpDtype.FLOAT16 else torch.bfloat16
+
+
+def host_device_types(setup: WorkerSetup) -> tuple[str, ...]:
+    """Return the types of the hosts' devices, each once."""
+    return tuple(sorted({fence.device.type for fence in setup.fences}))
+
+
+def worker_identity(setup: WorkerSetup) -> WorkerIdentity:
+    """Return what driver and workers must share for equal bits."""
+    return WorkerIdentity(
+        esper=__version__,
+        python=platform.python_version(),
+        machine_kind=machine_kind(setup.fences[0].device, CompileMode.OFF),
+        task=hashlib.sha256(msgspec.json.encode(setup.task)).hexdigest(),
+        data=materialize_data_digest(setup.dataset),
+    )
+
+
+def materialize_data_digest(dataset: TensorDataset) -> str:
+    """Return the SHA-256 of a data set: its tensors with their shapes, and its scale."""
+    digest = hashlib.sha256()
+    for split in (dataset.train, dataset.val, dataset.test):
+        for tensor in (split.inputs, split.targets):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    digest.update(repr((dataset.pixel_scale, dataset.crop_padding)).encode())
+    return digest.hexdigest()

@@ -1,0 +1,193 @@
+"""A port to a worker in a process of its own."""
+
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from esper.leyline.engine_payloads import WorkerRestarted
+from esper.leyline.errors import InterruptedRunError, RunFailedError, UsageError, WorkerLostError
+from esper.leyline.workers import (
+    Answer,
+    Command,
+    DriverMessage,
+    Reply,
+    Request,
+    Stacks,
+    StacksRequest,
+    Stop,
+    WorkerError,
+    WorkerIdentity,
+    WorkerMessage,
+    WorkerReady,
+    WorkerRefused,
+    WorkerSpec,
+)
+from esper.tolaria.fork_server import ForkServer
+from esper.tolaria.lanes import Lane
+from esper.tolaria.pulse import Pulse
+from esper.tolaria.stopping import StopFlag
+from esper.tolaria.wire import Wire
+
+__all__ = ["ProcessPort", "error_of"]
+
+POLL_S: Final = 0.05
+STACKS_TIMEOUT_S: Final = 1.0
+"""How long a hung worker may take to report its stacks: none if it holds the interpreter lock."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(WorkerMessage)
+
+
+class ProcessPort:
+    """Starts a worker process and exchanges messages with it."""
+
+    def __init__(self, spec: WorkerSpec, server: ForkServer, stop: StopFlag) -> None:
+        """Fork the worker and send it its specification, without waiting for it.
+
+        Args:
+            spec: what the worker is built from.
+            server: forks the process.
+            stop: passed on to the worker.
+        """
+        self.env_ids = spec.env_ids
+        self.lanes: tuple[Lane, ...] = ()
+        self._index = spec.index
+        self._stop = stop
+        self._has_passed_stop = False
+        self._server = server
+        self._pulse, pulse_descriptor = Pulse.create(max(1, spec.lanes))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.pid = server.fork([theirs.fileno(), pulse_descriptor])
+        os.close(pulse_descriptor)
+        self._wire = Wire(ours)
+        self._lock = threading.Lock()
+        self._pending: deque[Future[Reply]] = deque()
+        self._num_sent = 0
+        self._started: Future[WorkerReady] = Future()
+        self._stacks: Future[Stacks] = Future()
+        self._lost: WorkerLostError | None = None
+        self._is_ending = False
+        """Whether the end of the process is this side's doing."""
+        self._reader = threading.Thread(
+            target=self._read, name=f"worker-{spec.index} replies", daemon=True
+        )
+        self._send(spec)
+        self._reader.start()
+
+    def ready(self) -> WorkerIdentity:
+        """Wait until the worker is built; return what it says of itself."""
+        while True:
+            self._stop.checkpoint()
+            with suppress(TimeoutError):
+                return self._started.result(POLL_S).identity
+
+    def env_ids_of(self, lane: Lane) -> tuple[int, ...]:
+        """Return nothing: the worker's lanes are not threads of this process."""
+        return ()
+
+    def report_restarts_to(self, report: Callable[[WorkerRestarted], object]) -> None:
+        """Do nothing: this port loses its worker for good; `ReplayingPort` replaces it."""
+
+    def submit(self, command: Command) -> "Future[Reply]":
+        """Send a command; replies arrive in the order of submission."""
+        future: Future[Reply] = Future()
+        with self._lock:
+            if self._lost is not None:
+                future.set_exception(self._lost)
+                return future
+            self._pending.append(future)
+            request = Request(seq=self._num_sent, command=command)
+            self._num_sent += 1
+            self._send(request)
+        return future
+
+    def end_if_silent(self, deadline_s: float) -> None:
+        """Pass a requested stop on, and kill the worker if a lane has been silent for too long."""
+        if self._stop.is_set() and not self._has_passed_stop:
+            self._has_passed_stop = True
+            self._send(Stop(reason=self._stop.reason))
+        silent_s = max(beat.silent_s for beat in self._pulse.read())
+        if silent_s > deadline_s and not self._is_ending:
+            self._is_ending = True
+            reason = f"no heartbeat for {silent_s:.0f} s"
+            # On a thread of its own, as the stacks of a hung worker may take a second to arrive.
+            threading.Thread(target=self._end_hung, args=(reason,), daemon=True).start()
+
+    def close(self) -> None:
+        """End the worker and wait for its process; it is killed if it does not end by itself."""
+        self._is_ending = True
+        self._wire.close()
+        self._reader.join()
+
+    def _send(self, message: DriverMessage | WorkerSpec) -> None:
+        # If the other end is gone, the reader finds out and fails what is pending.
+        with suppress(OSError):
+            self._wire.send(_ENCODER.encode(message))
+
+    def _end_hung(self, reason: str) -> None:
+        self._send(StacksRequest())
+        stacks: dict[str, str] = {}
+        with suppress(TimeoutError):
+            stacks = self._stacks.result(STACKS_TIMEOUT_S).stacks
+        text = "\n".join(f"{name}:\n{stack}" for name, stack in stacks.items())
+        with self._lock:
+            self._lost = self._lost or self._loss(reason, text)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        """Receive messages until the connection ends, then fail what is pending."""
+        while (data := self._wire.receive()) is not None:
+            match _DECODER.decode(data):
+                case Answer(reply=reply):
+                    _settle(self._pending.popleft(), reply)
+                case WorkerReady() as ready:
+                    self._started.set_result(ready)
+                case WorkerRefused(message=message, exit_code=code):
+                    self._started.set_exception(_refusal(message, code))
+                case Stacks() as stacks:
+                    with suppress(InvalidStateError):
+                        self._stacks.set_result(stacks)
+        ending = self._server.reap(self.pid)
+        with self._lock:
+            lost = self._lost = self._lost or self._loss(ending, "")
+        with suppress(InvalidStateError):
+            self._started.set_exception(lost)
+        while self._pending:
+            self._pending.popleft().set_exception(lost)
+
+    def _loss(self, reason: str, stacks: str) -> WorkerLostError:
+        entered = {beat.env_id for beat in self._pulse.read()}
+        return WorkerLostError(
+            self._index,
+            reason,
+            env_ids=tuple(sorted(env_id for env_id in entered if env_id is not None)),
+            stacks=stacks,
+        )
+
+
+def _settle(future: "Future[Reply]", reply: Reply) -> None:
+    if reply.error is None:
+        future.set_result(reply)
+    else:
+        future.set_exception(error_of(reply.error))
+
+
+def error_of(error: WorkerError) -> Exception:
+    """Return the exception that a worker's error is raised as."""
+    if error.is_interruption:
+        return InterruptedRunError(error.message)
+    return RunFailedError(f"{error.error_type}: {error.message}\n{error.traceback}")
+
+
+def _refusal(message: str, exit_code: int) -> Exception:
+    return UsageError(message) if exit_code == UsageError.exit_code else RunFailedError(message)

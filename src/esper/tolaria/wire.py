@@ -1,0 +1,53 @@
+"""Whole messages over a stream socket: each one is preceded by its length."""
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import Final
+
+__all__ = ["Wire"]
+
+_LENGTH: Final = struct.Struct("<Q")
+
+
+class Wire:
+    """One end of a connection; several threads may send, one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._sending = threading.Lock()
+
+    def send(self, message: bytes) -> None:
+        """Send a message; raise OSError if the other end is gone."""
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(message)))
+            self._socket.sendall(message)
+
+    def receive(self) -> bytes | None:
+        """Return the next message; None if the other end is gone, even in mid-message."""
+        head = self._read(_LENGTH.size)
+        if head is None:
+            return None
+        (size,) = _LENGTH.unpack(head)
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes | None:
+        """Return exactly `size` bytes; None if the connection ends before."""
+        data = bytearray(size)
+        rest = memoryview(data)
+        while rest:
+            try:
+                num_read = self._socket.recv_into(rest)
+            except OSError:
+                return None
+            if num_read == 0:
+                return None
+            rest = rest[num_read:]
+        return bytes(data)
+
+    def close(self) -> None:
+        """End the connection, which also wakes a thread that is receiving."""
+        with contextlib.suppress(OSError):  # the other end may have closed it already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

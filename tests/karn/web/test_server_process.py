@@ -1,0 +1,44 @@
+"""The process of a live server, seen from the run that has it."""
+
+import os
+import signal
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from tests.nissa.making import RUN_ID, pruned
+from tools.soak.process_tree import server_process
+
+from esper.karn.web.server_process import run_server_process
+from esper.leyline.live import ServeRequest
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.live.address import ServerAddress, listen
+
+pytestmark = pytest.mark.anyio
+WAIT_S = 60.0
+
+
+def is_there(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
+
+
+async def test_server_that_hangs_at_the_end_is_ended_after_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.karn.web.server_process.END_LIMIT_S", 0.2)
+    monkeypatch.setattr("esper.karn.web.server_process.EXIT_LIMIT_S", 0.2)
+    hub = TelemetryHub(tmp_path, run_id=RUN_ID)
+    request = ServeRequest(
+        run_dir=str(tmp_path), run_id=RUN_ID, host="127.0.0.1", token=None, allowed_origins=()
+    )
+    listener = listen(ServerAddress("127.0.0.1", 0))
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_server_process, listener, request, hub)
+            await anyio.lowlevel.checkpoint()
+            server = await anyio.to_thread.run_sync(server_process, os.getpid())
+            os.kill(server, signal.SIGSTOP)
+            hub.emit(pruned())
+            await anyio.to_thread.run_sync(hub.close)
+    assert not is_there(server)

@@ -1,0 +1,114 @@
+"""Blocks of whole lines and the records that cover them."""
+
+import zlib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.nissa.storage.blocks import (
+    Block,
+    CommitRecord,
+    checksum_path,
+    parse_commit_record,
+    read_records,
+)
+
+texts = st.binary(max_size=8).map(lambda data: data.replace(b"\n", b"."))
+blocks = st.builds(
+    lambda first, lines: Block(first, len(lines), b"".join(line + b"\n" for line in lines)),
+    st.integers(0, 1000),
+    st.lists(texts, min_size=1, max_size=6),
+)
+
+
+def records_of(*datas: bytes) -> list[CommitRecord]:
+    records, start, seq = [], 0, 0
+    for data in datas:
+        block = Block(seq, data.count(b"\n"), data)
+        records.append(CommitRecord.of(block, start))
+        start, seq = start + len(data), block.next_seq
+    return records
+
+
+@given(blocks, st.integers(-3, 10))
+def test_block_cut_at_a_seq_has_the_lines_from_there_on(block: Block, offset: int) -> None:
+    seq = min(block.first_seq + offset, block.next_seq)
+    cut = block.from_seq(seq)
+
+    assert cut.lines() == block.lines()[max(offset, 0) :]
+    assert cut.next_seq == block.next_seq
+    assert cut.num_events == len(cut.lines())
+
+
+def test_empty_block_has_no_lines() -> None:
+    assert Block(4, 0, b"").lines() == []
+
+
+@given(blocks, st.integers(0, 1 << 40))
+def test_record_survives_its_line_and_covers_its_block(block: Block, start: int) -> None:
+    record = CommitRecord.of(block, start)
+
+    assert parse_commit_record(record.line()) == record
+    assert record.num_events == block.num_events
+    assert record.end - record.start == len(block.data)
+    assert record.crc == zlib.crc32(block.data)
+    assert record.describes(block.data)
+
+
+@given(blocks, st.data())
+def test_any_flipped_bit_is_noticed(block: Block, data: st.DataObject) -> None:
+    record = CommitRecord.of(block, 0)
+    position = data.draw(st.integers(0, 8 * len(block.data) - 1))
+    damaged = bytearray(block.data)
+    damaged[position // 8] ^= 1 << (position % 8)
+    assert not record.describes(bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"0 5 0 0\n",
+        b"0 5 0 0 zzzzzzzz\n",
+        b"0 5 0 x 00000000\n",
+        b"00 5 0 0 00000000\n",
+        b"+0 5 0 0 00000000\n",
+        b"0 5 0 0 ABCDEF00\n",
+        b"0 5 0 0 0\n",
+        b"0 5  0 0 00000000\n",
+        "0 5 0 \u0660 00000000\n".encode(),
+    ],
+)
+def test_other_spellings_are_no_records(line: bytes) -> None:
+    assert parse_commit_record(line) is None
+
+
+def test_record_follows_only_the_one_that_ends_where_it_begins() -> None:
+    records = records_of(b"a\n", b"b\nc\n", b"d\n")
+    assert records[0].follows(None)
+    assert all(later.follows(earlier) for earlier, later in pairwise(records))
+    assert not records[2].follows(records[0])
+    assert not records[1].follows(None)
+    assert not CommitRecord(start=0, end=0, first_seq=0, last_seq=-1, crc=0).follows(None)
+
+
+def test_records_are_read_up_to_the_first_that_does_not_fit(tmp_path: Path) -> None:
+    records = records_of(b"a\n", b"b\nc\n", b"d\n")
+    lines = [record.line() for record in records]
+    path = tmp_path / "events.crc"
+
+    assert read_records(path, 100) == []
+    path.write_bytes(b"".join(lines))
+    assert read_records(path, 8) == records
+    assert read_records(path, 7) == records[:2]
+    path.write_bytes(b"".join(lines)[:-1])
+    assert read_records(path, 8) == records[:2]
+    path.write_bytes(lines[0] + lines[2])
+    assert read_records(path, 8) == records[:1]
+
+
+def test_checksum_file_lies_beside_its_log() -> None:
+    assert checksum_path(Path("run/events.jsonl")) == Path("run/events.crc")

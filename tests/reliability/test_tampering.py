@@ -1,0 +1,163 @@
+"""What somebody else does to the files of a run is noticed, and nothing of theirs is touched."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from tools.soak.children import Child, resume_flags
+from tools.soak.fingerprints import latest_checkpoint
+from tools.soak.tampering import (
+    DEEDS_BEFORE_RESUME,
+    DEEDS_WHILE_WRITING,
+    FILES,
+    VICTIM,
+    Case,
+    Deed,
+    append,
+    contents_of,
+    finished_run,
+    symlink,
+    tamper_before_resume,
+    tamper_while_writing,
+    truncate,
+)
+
+from esper.nissa.analysis.validation import validate_run
+from esper.nissa.storage.journal import EVENTS_FILE, OPERATIONAL_FILE
+from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint, read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished_run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("deed", [truncate, append, symlink])
+def test_log_that_somebody_changes_ends_the_run_with_one_sentence(
+    deed: Deed, tmp_path: Path
+) -> None:
+    tamper_while_writing(tmp_path, Case(EVENTS_FILE, deed))
+
+
+def test_other_files_of_a_run_are_watched_too(tmp_path: Path) -> None:
+    deed = random.Random(14).choice(DEEDS_WHILE_WRITING)
+    for name in FILES[1:]:
+        tamper_while_writing(tmp_path, Case(name, deed))
+
+
+@pytest.mark.parametrize(("name", "deed"), zip(FILES, DEEDS_BEFORE_RESUME, strict=True))
+def test_link_in_a_run_directory_is_refused_by_resume(
+    name: str, deed: Deed, whole: Path, tmp_path: Path
+) -> None:
+    tamper_before_resume(tmp_path, whole, Case(name, deed))
+
+
+def copy_of(whole: Path, folder: Path) -> Path:
+    shutil.copytree(whole.parent, folder / "runs")
+    return folder / "runs" / whole.name
+
+
+def resume(folder: Path, *more: str) -> tuple[int, str]:
+    ended = Child([*resume_flags(folder / "runs"), *more], folder / "output.txt").wait()
+    assert "Traceback" not in ended.output
+    return ended.code, ended.output
+
+
+def test_checkpoints_below_a_link_are_refused(whole: Path, tmp_path: Path) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    (run_dir / "checkpoints").rename(tmp_path / "elsewhere")
+    (run_dir / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    before = contents_of(run_dir), contents_of(tmp_path / "elsewhere")
+    code, output = resume(tmp_path)
+    assert (code, output.count("\n")) == (2, 1)
+    assert "checkpoints: is a symbolic link" in output
+    assert (contents_of(run_dir), contents_of(tmp_path / "elsewhere")) == before
+
+
+def test_temporary_name_that_is_a_link_is_not_written_through(whole: Path, tmp_path: Path) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    victim = tmp_path / "victim"
+    victim.write_bytes(VICTIM)
+    for name in (
+        "run.json.tmp",
+        "events.crc.tmp",
+        "grown.pt.tmp",
+        "checkpoints/round-000004.pt.tmp",
+    ):
+        (run_dir / name).symlink_to(victim)
+    assert resume(tmp_path, "--rounds", "5")[0] == 0
+    assert victim.read_bytes() == VICTIM
+
+
+def test_damaged_byte_of_the_operational_log_takes_nothing_with_it(
+    whole: Path, tmp_path: Path
+) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    assert resume(tmp_path)[0] == 0  # a resume is an operational event
+    assert resume(tmp_path)[0] == 0
+    log = run_dir / OPERATIONAL_FILE
+    data = bytearray(log.read_bytes())
+    assert data.count(b"\n") >= 2
+    data[3] ^= 1
+    log.write_bytes(data)
+
+    assert resume(tmp_path)[0] == 0
+
+    assert log.read_bytes().startswith(bytes(data))
+    found = validate_run(run_dir)
+    assert [(finding.file, finding.line) for finding in found.findings][:1] == [(log.name, 1)]
+
+
+def test_log_that_lost_a_round_does_not_fit_its_checkpoint(whole: Path, tmp_path: Path) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    checkpoint = latest_checkpoint(run_dir)
+    assert checkpoint is not None
+    contents = read_checkpoint(checkpoint)
+    del contents["version"]
+    for log_seq, told in ((5, "is within round"), (0, "is after 0 rounds")):
+        contents["header"]["log_seq"] = log_seq
+        checkpoint.write_bytes(encode_checkpoint(contents))
+        before = contents_of(run_dir)
+        code, output = resume(tmp_path)
+        assert (code, output.count("\n")) == (2, 1)
+        assert told in output or "is after" in output
+        assert contents_of(run_dir) == before
+
+
+def test_task_that_changed_under_its_name_is_refused_with_the_difference(
+    whole: Path, tmp_path: Path
+) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    checkpoint = latest_checkpoint(run_dir)
+    assert checkpoint is not None
+    contents = read_checkpoint(checkpoint)
+    del contents["version"]
+    assert contents["header"]["task"]["host"]["num_blocks"] == 2
+    contents["header"]["task"]["host"]["num_blocks"] = 3
+    checkpoint.write_bytes(encode_checkpoint(contents))
+    code, output = resume(tmp_path)
+    assert (code, output.count("\n")) == (2, 1)
+    assert "host.num_blocks of task 'soak_images' was 3 and is now 2" in output
+
+
+def test_checkpoints_are_ordered_by_number_and_foreign_names_are_left_alone(
+    whole: Path, tmp_path: Path
+) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    foreign = {}
+    for name in ("round-999.pt", "round-abc.pt", "round-0000004.pt", "round-+00004.pt"):
+        path = run_dir / "checkpoints" / name
+        path.write_bytes(name.encode())
+        foreign[path] = name.encode()
+    (run_dir / "checkpoints" / "round-999999.pt").mkdir()
+    assert resume(tmp_path, "--rounds", "8")[0] == 0
+    for path, data in foreign.items():
+        assert path.read_bytes() == data
+
+
+def test_appending_to_a_finished_log_is_cut_off_by_resume(whole: Path, tmp_path: Path) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    append(run_dir / EVENTS_FILE, run_dir)
+    assert resume(tmp_path, "--rounds", "4")[0] == 0
+    assert validate_run(run_dir).is_valid

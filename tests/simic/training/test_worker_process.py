@@ -1,0 +1,161 @@
+"""Runs whose envs live in processes of their own: the same bits, and lost workers replaced."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.simic.training.runs import last_checkpoint, operational_events, tiny_job, tiny_run
+from tests.simic.training.worker_runs import digits_job, facts_of, run_facts
+
+from esper.leyline.config import EngineKind
+from esper.leyline.errors import ConfigError, InterruptedRunError
+from esper.leyline.telemetry import EventType
+from esper.leyline.workers import Command, Train, WorkerIdentity
+from esper.runtime.batches import SharedBatchIterator
+from esper.simic.training import vectorized
+from esper.simic.training.assembly import engines
+from esper.simic.training.checkpoints.resuming import load_run
+from esper.simic.training.vectorized import run_job
+from esper.tolaria.process_port import ProcessPort
+
+Facts = tuple[list[bytes], str, bytes]
+
+
+@pytest.fixture(scope="module")
+def on_threads(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return facts_of(digits_job(tmp_path_factory.mktemp("threads"), engine="threads", lanes=2))
+
+
+@pytest.mark.parametrize(("workers", "lanes"), [(1, 1), (2, None), (3, 2), (8, 1)])
+def test_processes_give_the_same_events_weights_and_network_as_threads(
+    workers: int, lanes: int | None, on_threads: Facts, tmp_path: Path
+) -> None:
+    job = digits_job(tmp_path, engine="processes", workers=workers, lanes=lanes)
+    assert facts_of(job) == on_threads
+
+
+class Killer:
+    """Kills workers with SIGKILL when they are sent a command."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, is_fatal: Callable[[int, Command], bool]):
+        self.num_killed = 0
+        submit = ProcessPort.submit
+
+        def killing(port: ProcessPort, command: Command) -> Any:
+            future = submit(port, command)
+            if is_fatal(self.num_killed, command):
+                self.num_killed += 1
+                os.kill(port.pid, signal.SIGKILL)
+            return future
+
+        monkeypatch.setattr(ProcessPort, "submit", killing)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_worker_that_is_killed_in_the_middle_of_a_round_leaves_no_trace_in_the_result(
+    step: int, on_threads: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killer = Killer(
+        monkeypatch, lambda killed, command: killed == 0 and command == Train(step=step)
+    )
+    job = digits_job(tmp_path, engine="processes", workers=2)
+
+    run_dir = run_job(job).run_dir
+
+    assert killer.num_killed == 1
+    assert run_facts(run_dir) == on_threads
+    (event,) = operational_events(run_dir)
+    assert event["event_type"] == EventType.WORKER_RESTARTED
+    assert event["data"]["reason"] == "was killed by SIGKILL"
+
+
+def test_workers_killed_while_they_repeat_a_round_leave_no_trace_either(
+    on_threads: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fatal = {0: Train(step=2), 1: Train(step=0), 2: Train(step=1)}
+    killer = Killer(monkeypatch, lambda killed, command: fatal.get(killed) == command)
+
+    result = facts_of(digits_job(tmp_path, engine="processes", workers=2))
+
+    assert killer.num_killed == 3
+    assert result == on_threads
+
+
+def test_a_run_interrupted_on_one_engine_is_resumed_on_another(
+    on_threads: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, rounds, submit = threading.Event(), count(), ProcessPort.submit
+
+    def stopping(port: ProcessPort, command: Command) -> Any:
+        if command == Train(step=1) and next(rounds) == 2:  # the second round's, of two workers
+            stop.set()
+        return submit(port, command)
+
+    monkeypatch.setattr(ProcessPort, "submit", stopping)
+    with pytest.raises(InterruptedRunError):
+        run_job(digits_job(tmp_path, engine="processes", workers=2), shutdown_event=stop)
+    (run_dir,) = tmp_path.iterdir()
+    loaded = load_run(last_checkpoint(run_dir))
+    assert loaded.state.rounds_completed == 1
+
+    options = msgspec.structs.replace(loaded.job.run, engine=EngineKind.THREADS)
+    run_job(msgspec.structs.replace(loaded.job, run=options), resumed=loaded)
+
+    assert run_facts(run_dir) == on_threads
+
+
+def test_workers_with_other_data_are_refused_with_both_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actual = engines.worker_identity
+
+    def other(setup: Any) -> WorkerIdentity:
+        return msgspec.structs.replace(actual(setup), data="0123")
+
+    monkeypatch.setattr(engines, "worker_identity", other)
+    with pytest.raises(ConfigError, match="the driver's is '0123'"):
+        run_job(digits_job(tmp_path, engine="processes", workers=2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_of_this_process_only_is_refused_on_processes_and_runs_on_threads(
+    tmp_path: Path,
+) -> None:
+    job = tiny_job(tmp_path, run={"engine": "processes"})
+    with pytest.raises(ConfigError, match="registered in this process only"):
+        run_job(job)
+    assert list(tmp_path.iterdir()) == []
+    assert tiny_run(tmp_path).history
+
+
+def test_replaced_parts_that_workers_need_are_refused_on_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(SharedBatchIterator):
+        pass
+
+    monkeypatch.setattr(vectorized, "SharedBatchIterator", Own)
+    with pytest.raises(ConfigError, match="batch_iterator was replaced"):
+        run_job(digits_job(tmp_path, engine="processes"))
+    assert run_job(digits_job(tmp_path)).history
+
+
+def test_workers_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+    start = ProcessPort.__init__
+
+    def noted(port: ProcessPort, *arguments: Any) -> None:
+        start(port, *arguments)
+        pids.append(port.pid)
+
+    monkeypatch.setattr(ProcessPort, "__init__", noted)
+    run_job(digits_job(tmp_path, engine="processes", workers=2))
+
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
