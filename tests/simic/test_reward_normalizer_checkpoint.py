@@ -58,7 +58,7 @@ def test_loaded_observation_normalizer_goes_on_as_if_never_stopped(tmp_path: Pat
     assert torch.equal(original.normalize(probe), loaded.normalize(probe))
     original.update(probe)
     loaded.update(probe)
-    assert torch.equal(original.var, loaded.var)
+    assert torch.equal(original.scale, loaded.scale)
 
 
 def test_loaded_value_normalizer_goes_on_as_if_never_stopped(tmp_path: Path) -> None:

@@ -153,6 +153,9 @@ _GROWTH: Final[Settings] = {
     # every step until it is fossilized, so that a policy learns never to fossilize.
     "reward_mode": "simplified",
     "lr": 2e-3,
+    # With few episodes per round a shorter horizon of the advantages has less noise, and the
+    # critic supplies the rest.
+    "gae_lambda": 0.95,
     # Per decision. A course of few rounds needs large steps; stable ones need about a tenth.
     "target_kl": 0.2,
     # Seeds advance by themselves and are safe until they take part, so that the policy's decisions

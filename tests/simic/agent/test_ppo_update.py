@@ -433,6 +433,33 @@ def test_advantages_of_steps_without_a_choice_or_a_row_enter_no_mean() -> None:
     assert normalized[~mask].tolist() == [0.0, 0.0]
 
 
+def test_round_is_normalised_over_its_decisions_alone() -> None:
+    agent = small_agent()
+    play_round(agent, rollbacks=ROLLBACKS)
+    rows = agent.buffer.batch()
+    rows.is_forced[0, :3] = True
+    is_decision = rows.valid & ~rows.is_forced
+    plain = torch.randn(rows.values.shape, generator=generator(7))
+    zeros = torch.zeros_like(plain)
+    found = [
+        build_update_batch(
+            agent.network,
+            rows,
+            cuts=agent.buffer.cuts(),
+            advantages=Advantages(
+                advantages=advantages, returns=zeros, realized=zeros, td_errors=zeros
+            ),
+            old_values=zeros,
+            value_targets=zeros,
+            config=agent.config,
+        ).advantages
+        for advantages in (plain, torch.where(is_decision, plain, 999.0))
+    ]
+
+    assert torch.equal(found[0], found[1])
+    assert found[0][is_decision].mean().item() == pytest.approx(0.0, abs=1e-5)
+
+
 def test_advantages_can_be_normalised_by_minibatch() -> None:
     seen = {}
     for norm in AdvantageNorm:
