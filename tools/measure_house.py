@@ -79,7 +79,7 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "kasmina/blueprints/transformer.py": "tests/kasmina/blueprints/test_registry.py",
     "kasmina/slot_operations.py": "tests/kasmina/test_slot.py",
     "leyline/alpha.py": "tests/kasmina/test_alpha_controller.py",
-    "leyline/probes.py": "tests/simic/probes/test_growth.py",
+    "leyline/probes.py": "tests/tools/test_probes.py",
     "leyline/stop_signals.py": "tests/tolaria/test_supervisor.py",
     "nissa/analysis/reading_child.py": "tests/nissa/analysis/test_reading_processes.py",
     "nissa/bus/event_filter.py": "tests/nissa/bus/test_subscribers.py",

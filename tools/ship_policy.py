@@ -17,13 +17,14 @@ from typing import Final
 
 import msgspec
 
-from esper.leyline.config import RunOptions
+from esper.leyline.config import EngineKind, RunOptions
 from esper.runtime.datasets import TensorDataset
 from esper.scripts.train_compare import seeds_from
 from esper.simic.evaluation.evaluation_round import evaluate_round
 from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
 from esper.simic.training.assembly.parts import RunParts
-from esper.simic.training.assembly.run_setup import load_data, prepare_run
+from esper.simic.training.assembly.run_setup import prepare_run
+from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
@@ -84,7 +85,9 @@ def validation_accuracy_pct(policy: LoadedRun, seeds: Sequence[int]) -> float:
         warm_up_math()
         for seed in seeds:
             training = msgspec.structs.replace(policy.job.training, seed=seed)
-            job = msgspec.structs.replace(policy.job, training=training)
+            # Processes would load the data themselves, test split included.
+            run = msgspec.structs.replace(policy.job.run, engine=EngineKind.THREADS)
+            job = msgspec.structs.replace(policy.job, training=training, run=run)
             setup = prepare_run(
                 job, policy.command, policy, stop, parts=RunParts(), dataset=dataset
             )

@@ -78,10 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in arguments.names:
         if name not in PROBES:
             raise UnknownNameError("probe", name, PROBES)
-    rows = []
-    for name in arguments.names or PROBES:
-        rows.append(measured(name, arguments.seeds))
-        print(table(HEAD, [row.cells() for row in rows[-1:]]), file=sys.stderr, flush=True)
+    rows = [measured(name, arguments.seeds) for name in arguments.names or PROBES]
     print(table(HEAD, [row.cells() for row in rows]))
     return int(not all(row.is_passed for row in rows))
 
@@ -109,7 +106,10 @@ def share_learned(name: str, seed: int, *, is_blind: bool = False, **training: o
     eyes = blindfold() if is_blind else contextlib.nullcontext()
     with tempfile.TemporaryDirectory() as directory, eyes:
         job = job_of(name, seed=seed, telemetry_dir=Path(directory), **training)
-        return play(last_checkpoint(train(job))).share_of(best)
+        share = play(last_checkpoint(train(job))).share_of(best)
+    who = "blind policy" if is_blind else "policy"
+    print(f"probe:{name}, {who} of seed {seed}: {share:.1%}", file=sys.stderr, flush=True)
+    return share
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import anyio
 from esper.leyline.actions import ActionSpec, Blueprint, Op
 from esper.leyline.episodes import is_last_step
 from esper.leyline.messages import StepDecision
+from esper.simic.training.assembly.engines import build_engine
 from esper.simic.training.assembly.run_setup import RunSetup
-from esper.simic.training.assembly.worker_assembly import build_engine
 from tools.markdown import table
 from tools.probes.learning import job_of, play_round, setup_of
 
@@ -49,7 +49,7 @@ def _engine_alone(setup: RunSetup) -> None:
 
 async def _drive(setup: RunSetup) -> None:
     """Take the envs through some rounds in which each plants a seed."""
-    engine, training = build_engine(setup), setup.job.training
+    engine, training = build_engine(setup.worker), setup.job.training
     plant = ActionSpec(op=Op.GERMINATE, slot_id=training.slots[0], blueprint=Blueprint.CONV_LIGHT)
     wait = ActionSpec(slot_id=training.slots[0])
     blank = (None,) * training.n_envs
@@ -68,4 +68,4 @@ async def _drive(setup: RunSetup) -> None:
                     previous_rewards=blank,
                 )
             )
-    await engine.close()
+    engine.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.simic.training.runs import last_checkpoint, tiny_run
 
-from esper.leyline.config import RunOptions
+from esper.leyline.config import EngineKind, RunOptions
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.jobs import merge_job
 from esper.leyline.tasks import preset_named
@@ -17,7 +17,8 @@ from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import materialize_policy_digest, parse_arms
 from esper.simic.evaluation.builtin import builtin_policies, checkpoint_at
-from esper.simic.training.assembly.run_setup import RunSetup, load_data
+from esper.simic.training.assembly.run_setup import RunSetup
+from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.tolaria.stopping import StopFlag
 from tools import ship_policy
@@ -101,7 +102,10 @@ def test_choice_of_a_policy_never_reads_test_data(
 
     def noting(*arguments: Any, dataset: TensorDataset, **options: Any) -> RunSetup:
         given.append(dataset)
-        return prepare(*arguments, dataset=dataset, **options)
+        setup = prepare(*arguments, dataset=dataset, **options)
+        # A worker process would load the data, test split included, by itself.
+        assert setup.job.run.engine is EngineKind.THREADS
+        return setup
 
     monkeypatch.setattr(ship_policy, "prepare_run", noting)
     policy = load_run(candidates[0])
