@@ -85,6 +85,8 @@ OTHER_VALUES: dict[str, Any] = {
     "plateau_threshold": 0.7,
     "improvement_threshold": 2.5,
     "telemetry": TelemetryConfig(level="minimal"),
+    "engine": "threads",
+    "workers": 2,
     "lanes": 1,
     "lane_deadline_s": 90.0,
     "fsync": "interval",

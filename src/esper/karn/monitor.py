@@ -21,7 +21,7 @@ from esper.nissa.live.security import Security
 from esper.nissa.live.server import ServerAddress, build_app, listen, serve
 from esper.nissa.storage.run_directory import traces_directory
 
-__all__ = ["RunMonitor", "build_monitor"]
+__all__ = ["RunMonitor", "announce", "build_monitor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,11 +119,12 @@ def build_monitor(run: RunOptions, output: TextIO | None) -> RunMonitor:
             allowed_origins=frozenset(run.serve_origins),
         )
         server = _BoundServer(address=address, listener=listen(address), security=security)
-        _announce(f"dashboard at {server.url}", output)
+        announce(f"dashboard at {server.url}", output)
     return RunMonitor(output=output, run=run, server=server)
 
 
-def _announce(line: str, output: TextIO | None) -> None:
+def announce(line: str, output: TextIO | None) -> None:
+    """Write a line to where progress is printed; without such a place, log it."""
     if output is None:
         logging.getLogger(__name__).info(line)
         return
