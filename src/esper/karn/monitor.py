@@ -22,7 +22,7 @@ from esper.nissa.live.security import Security
 from esper.nissa.live.token import resolve_token
 from esper.nissa.storage.run_directory import traces_directory
 
-__all__ = ["RunMonitor", "build_monitor"]
+__all__ = ["RunMonitor", "announce", "build_monitor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,11 +118,12 @@ def build_monitor(run: RunOptions, output: TextIO | None) -> RunMonitor:
         )
         server = _BoundServer(address=address, listener=listen(address), security=security)
         url = server.url(has_token=output is not None and not run.quiet)
-        _announce(f"dashboard at {url}", output)
+        announce(f"dashboard at {url}", output)
     return RunMonitor(output=output, run=run, server=server)
 
 
-def _announce(line: str, output: TextIO | None) -> None:
+def announce(line: str, output: TextIO | None) -> None:
+    """Write a line to where progress is printed; without such a place, log it."""
     if output is None:
         logging.getLogger(__name__).info(line)
         return

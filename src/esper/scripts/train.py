@@ -20,6 +20,7 @@ from esper.scripts.cli import add_version, run_command
 from esper.scripts.job_flags import add_job_flags, layers_from
 from esper.scripts.summary import summary_of
 from esper.scripts.terminal import print_json
+from esper.scripts.train_check import add_check_flags, run_check
 from esper.scripts.train_compare import add_compare_flags, run_compare
 from esper.scripts.train_eval import add_eval_flags, run_eval
 
@@ -64,6 +65,11 @@ def _build_parser() -> ArgumentParser:
     )
     add_compare_flags(compare)
     compare.set_defaults(command=run_compare)
+    check = commands.add_parser(
+        "check", help="check a machine: equal bits on every engine, fences, memory, speed"
+    )
+    add_check_flags(check)
+    check.set_defaults(command=run_check)
     commands.add_parser("tasks", help="list the tasks").set_defaults(command=_list_tasks)
     commands.add_parser("presets", help="list the presets").set_defaults(command=_list_presets)
     config = commands.add_parser("config", help="inspect the configuration")

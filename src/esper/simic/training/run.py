@@ -15,7 +15,7 @@ from esper.simic.training.assembly.control_assembly import (
     start_control,
     started_event,
 )
-from esper.simic.training.assembly.engines import build_engine
+from esper.simic.training.assembly.engines import EngineChoice, build_engine, choose_engine
 from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
@@ -71,8 +71,10 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
             job, command_for(job, options.get("command"), resumed), resumed, stop, parts=parts
         )
         return_free_memory()  # what loading data and drawing weights took for a moment
+        choice = choose_engine(setup.worker)
+        _announce(choice, job, options.get("watch"))
         # Before anything is written: workers may turn out not to fit this run.
-        with closing(build_engine(setup.worker)) as engine:
+        with closing(build_engine(setup.worker, choice=choice)) as engine:
             opened = open_run_directory(setup)
             with open_hub(opened, job) as hub:
                 engine.report_restarts_to(hub.emit)
@@ -99,6 +101,15 @@ def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
     from esper.karn.monitor import build_monitor  # a run that is not watched loads no server
 
     return (build_monitor(job.run, output),)
+
+
+def _announce(choice: EngineChoice, job: Job, output: TextIO | None) -> None:
+    """Print which engine was chosen, and why; the run's log is the same on any engine."""
+    if output is None or job.run.quiet:
+        return
+    from esper.karn.monitor import announce  # a run that is not watched loads no server
+
+    announce(f"engine: {choice}", output)
 
 
 async def _run(

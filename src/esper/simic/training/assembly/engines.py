@@ -71,7 +71,11 @@ def choose_engine(setup: WorkerSetup) -> EngineChoice:
     if asked is not EngineKind.AUTO:
         if obstacle is not None:
             raise ConfigError(f"run.engine = {asked.value!r}: {obstacle}; use --engine threads")
-        return _workers(setup, asked, "as requested")
+        # `auto` avoids this: it chooses threads where a trace is asked for.
+        blind = "; --torch-profiler traces control only, not the workers"
+        return _workers(
+            setup, asked, "as requested" + (blind if setup.job.run.profiler.torch else "")
+        )
     reason = obstacle or _reason_for_threads(setup)
     if reason is not None:
         return _threads(setup, reason)
@@ -143,14 +147,17 @@ def _workers(setup: WorkerSetup, kind: EngineKind, reason: str) -> EngineChoice:
     )
 
 
-def build_engine(setup: WorkerSetup, topologies: Topologies | None = None) -> WorkerEngine:
+def build_engine(
+    setup: WorkerSetup, topologies: Topologies | None = None, choice: EngineChoice | None = None
+) -> WorkerEngine:
     """Start the workers that a run's envs live on.
 
     Args:
         setup: the run's envs.
         topologies: networks that envs are built with instead of an empty host.
+        choice: the kind of workers, if already chosen.
     """
-    choice, num_envs = choose_engine(setup), setup.job.training.n_envs
+    choice, num_envs = choice or choose_engine(setup), setup.job.training.n_envs
     planted = topologies or {}
     if choice.kind is EngineKind.THREADS:
         worker = build_worker(setup, range(num_envs), lanes=choice.lanes, topologies=planted)
