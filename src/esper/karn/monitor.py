@@ -3,9 +3,7 @@
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TextIO
 from urllib.parse import quote
 
@@ -50,17 +48,13 @@ class RunMonitor:
     run: RunOptions
     server: _BoundServer | None
 
-    async def __call__(self, hub: TelemetryHub, request_stop: Callable[[str], None]) -> None:
+    async def __call__(self, hub: TelemetryHub) -> None:
         """Show the run until its last event, then print the summary.
 
         Consumes: the run's log. Produces: screens, pages, live frames. Waits for: the end of the
         log. Unblocked by: the hub when it is closed, or cancellation.
-
-        Args:
-            hub: the hub of the run.
-            request_stop: called to stop the run when the reader of its output closes the pipe.
         """
-        console = None if self.output is None else self._console(self.output, hub, request_stop)
+        console = None if self.output is None else self._console(self.output, hub)
         listeners = () if console is None else (console.on_event,)
         feed = ViewFeed(hub.live, hub.run_dir, listeners)
         async with anyio.create_task_group() as tasks:
@@ -71,9 +65,7 @@ class RunMonitor:
             else:
                 await _show(console, feed)
 
-    def _console(
-        self, output: TextIO, hub: TelemetryHub, request_stop: Callable[[str], None]
-    ) -> Console:
+    def _console(self, output: TextIO, hub: TelemetryHub) -> Console:
         where = [f"log        {hub.run_dir}"]
         traces = traces_directory(hub.run_dir, self.run.profiler)
         if traces is not None:
@@ -86,7 +78,6 @@ class RunMonitor:
             is_quiet=self.run.quiet,
             footer=(*where, *address),
             final_footer=(*where, *again),
-            on_broken_pipe=partial(request_stop, "the reader of its output closed the pipe"),
         )
 
     async def _serve(self, server: _BoundServer, hub: TelemetryHub, feed: ViewFeed) -> None:
@@ -127,7 +118,7 @@ def _announce(line: str, output: TextIO | None) -> None:
     if output is None:
         logging.getLogger(__name__).info(line)
         return
-    # The console detects and reports a broken pipe itself.
-    with contextlib.suppress(BrokenPipeError):
+    # An output that fails must not end the run.
+    with contextlib.suppress(OSError, ValueError):
         output.write(f"{line}\n")
         output.flush()
