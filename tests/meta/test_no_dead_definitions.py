@@ -228,7 +228,6 @@ REPLACED = "an option that tests replace: another file system, limit or clock"
 
 ALLOWED: dict[str, str] = {
     "esper.karn.report.comparison_tables.differences_table.contrasts": TOOLS,
-    "esper.karn.console.console._Stream.on_broken_pipe": CALLED,
     "esper.karn.view.snapshot.*": WRITTEN,
     "esper.kasmina.blueprints.registry.blueprint_params": LIBRARY,
     "esper.kasmina.blueprints.seed.Seed.birth": TOOLS,

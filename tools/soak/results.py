@@ -44,6 +44,12 @@ PROMISES = {
     "of a second or so, Python's defaults apply: SIGTERM and SIGHUP end the process (a shell "
     "reports 143 and 129), SIGINT too, or with Python's own KeyboardInterrupt. SIGHUP is ignored "
     "below `nohup`.",
+    "L12": "A run completes with a valid log, and reading commands end with their proper exit "
+    "code, whatever surrounds them: standard streams closed, full or without a reader, no HOME, a "
+    "user that the system does not know, any locale or terminal size, `python -O` and `-OO`. A "
+    "standard output that fails stops no run and no dashboard, and never changes the exit code of "
+    "a completed run; a reading command, whose output is its purpose, then exits with 1. Control "
+    "characters from logs, names and messages are escaped before they reach a terminal.",
     "L13": "Visitors of the live server that send and connect as fast as they can (scans, "
     "selections, pings, pipelined and unread requests, replays, held connections) slow a run in "
     "wall time no more than processes without a connection that are as busy, and the memory of the "

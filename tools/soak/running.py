@@ -26,6 +26,7 @@ MODULES = {
     "L9": ("siege",),
     "L10": ("endurance",),
     "L11": ("startup",),
+    "L12": ("surroundings",),
     "L13": ("visiting",),
     "L14": ("tampering",),
 }

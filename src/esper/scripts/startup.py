@@ -33,7 +33,17 @@ def prepare_process() -> None:
 def end_process(code: int) -> int:
     """Return the exit code; from now on a signal ends the process with it, as all is done."""
     _handle_signals(code)
+    _discard_unwritten()
     return code
+
+
+def _discard_unwritten() -> None:
+    """Discard what a full disk did not take; else Python would exit with code 120."""
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _handle_signals(code: int) -> None:

@@ -37,8 +37,8 @@ from esper.tolaria.supervisor import stop_signals, supervise
 
 __all__ = ["Monitor", "RunJobOptions", "run_job"]
 
-Monitor: TypeAlias = Callable[[TelemetryHub, Callable[[str], None]], Coroutine[Any, Any, None]]
-"""Shows a run: gets its hub and a way to ask for the run's end, and ends with the run's log."""
+Monitor: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
+"""Shows a run: gets its hub, and ends with the run's log."""
 
 
 class RunJobOptions(TypedDict, total=False):
@@ -139,7 +139,7 @@ async def _run_trainer(
     try:
         return await supervise(
             partial(trainer.run, started_event(setup)),
-            background=[partial(monitor, hub, setup.worker.stop.set) for monitor in monitors],
+            background=[partial(monitor, hub) for monitor in monitors],
             watchdog=watchdog,
             close_log=partial(_close_log, hub),
         )
