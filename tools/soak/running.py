@@ -25,6 +25,8 @@ MODULES = {
     "L8": ("fuzz",),
     "L9": ("siege",),
     "L10": ("endurance",),
+    "L18": ("process_kills",),
+    "L19": ("actor_kills",),
 }
 LONG = ("L10", "L6")
 """Started first, so that no core is left without work at the end."""
