@@ -60,6 +60,11 @@ PROMISES = {
     "replaces, removes or links while a run writes it is noticed at the next commit and ends the "
     "run with exit code 3 and one sentence. Resume writes only to regular files with one name in "
     "the run's directory, and refuses links with exit code 2 before it changes anything.",
+    "L18": "A worker process that is killed with SIGKILL at any moment, even while it repeats a "
+    "round in place of one that was killed before, is replaced, and the finished run is "
+    "bit-identical to an undisturbed one. Two losses at one command that was never answered, which "
+    "quarantine an env, are not part of this test.",
+    "L19": "The same for Ray actors.",
 }
 """The property that each row tests."""
 
@@ -132,7 +137,8 @@ def document_of(results: Results) -> str:
         "# Reliability",
         "Written by `python -m tools.soak` from `tools/soak/results.json`; do not edit. "
         "`make soak` runs the long form of every test; `tests/reliability` contains a quick form "
-        "of each for the normal test suite (L7: `tests/tools/test_soak.py`).",
+        "of each for the normal test suite (L7: `tests/tools/test_soak.py`; L18, L19: "
+        "`tests/simic/training/test_worker_process.py`, `test_ray_worker.py`).",
     ]
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")

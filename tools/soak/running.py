@@ -29,6 +29,8 @@ MODULES = {
     "L12": ("surroundings",),
     "L13": ("visiting",),
     "L14": ("tampering",),
+    "L18": ("process_kills",),
+    "L19": ("actor_kills",),
 }
 LONG = ("L10", "L6")
 """Started first, so that no core is left without work at the end."""

@@ -3,7 +3,6 @@
 Ray is imported by the first connection, so that no other engine needs it.
 """
 
-import atexit
 import logging
 import os
 import secrets
@@ -15,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from multiprocessing.util import Finalize
 from typing import Any, Final
 
 from esper.leyline.errors import ConfigError
@@ -76,7 +76,8 @@ class RayCluster:
                 except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     where = "could not be started" if address is None else f"at {address}"
                     raise ConfigError(f"Ray {where}: {one_line(error)}") from None
-            atexit.register(self.close)
+            # Unlike atexit, this also works in the processes of a pool.
+            Finalize(self, self.close, exitpriority=0)
 
     def num_cpus(self) -> int:
         """Return how many CPUs workers can be spread over."""
@@ -126,7 +127,6 @@ class RayCluster:
         import ray  # see connect
 
         with self._lock:
-            atexit.unregister(self.close)
             ray.shutdown()
             if self._temp_dir is not None:
                 shutil.rmtree(self._temp_dir, ignore_errors=True)
