@@ -50,6 +50,7 @@ OTHER_VALUES: dict[str, Any] = {
     "devices": ["cpu"],
     "amp": True,
     "amp_dtype": "bfloat16",
+    "tf32": True,
     "compile_mode": "off",
     "host_lr": 0.011,
     "seed_lr": 0.012,

@@ -15,11 +15,11 @@ from esper.leyline.messages import (
     EnvOutcome,
     EnvTestResult,
     LstmRow,
+    MemoryStats,
     Phase,
     StepDecision,
 )
 from esper.leyline.workers import (
-    MemoryStats,
     Reply,
     WorkerCosts,
     WorkerIdentity,

@@ -13,7 +13,7 @@ from esper.leyline.telemetry import events_schema
 from esper.scripts.telemetry import main
 
 REQUIRED_ROWS = {f"R{number}" for number in (*range(1, 9), *range(10, 39))}
-NOT_MET = {"R38"}
+NOT_MET: frozenset[str] = frozenset()
 """Rows that say so; a row leaves this set together with its first test."""
 NAMED_BY_THE_DOCUMENTS = (
     "tests/test_import_isolation.py",

@@ -228,7 +228,6 @@ REPLACED = "an option that tests replace: another file system, limit or clock"
 
 ALLOWED: dict[str, str] = {
     "esper.karn.report.comparison_tables.differences_table.contrasts": TOOLS,
-    "esper.karn.console.console._Stream.on_broken_pipe": CALLED,
     "esper.karn.view.snapshot.*": WRITTEN,
     "esper.kasmina.blueprints.registry.blueprint_params": LIBRARY,
     "esper.kasmina.blueprints.seed.Seed.birth": TOOLS,
@@ -245,8 +244,8 @@ ALLOWED: dict[str, str] = {
     "esper.leyline.rewards.RewardComponents.*": WRITTEN,
     "esper.leyline.slots.InjectionSpec.surface": LIBRARY,
     "esper.load_grown": LIBRARY,
-    "esper.scripts.startup.telemetry": COMMAND,
-    "esper.scripts.startup.train": COMMAND,
+    "esper.scripts.commands.telemetry": COMMAND,
+    "esper.scripts.commands.train": COMMAND,
     "esper.nissa.bus.hub.HubStatistics.*": LIBRARY,
     "esper.nissa.bus.hub.SinkStatistics.*": LIBRARY,
     "esper.nissa.bus.hub.flush.timeout_s": LIBRARY,

@@ -39,7 +39,7 @@ def image_set(num_train: int = 12) -> TensorDataset:
     return TensorDataset(train=split, val=split, test=split, pixel_scale=scale, crop_padding=2)
 
 
-def walk(iterator: SharedBatchIterator, round: int = 0, step: int = 0) -> list[list[Batch]]:
+def walk(iterator: SharedBatchIterator, round: int = 0, step: int = 0) -> list[Sequence[Batch]]:
     return list(iterator.batches(round=round, step=step))
 
 
@@ -341,3 +341,70 @@ def test_walking_leaves_the_global_generators_alone() -> None:
 
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == random.getstate()
+
+
+@pytest.mark.parametrize(("mode", "augment"), [*product(BatchMode, (False, True))])
+def test_an_iterator_for_some_envs_gives_them_the_same_shares(
+    mode: BatchMode, augment: bool
+) -> None:
+    options = {"n_envs": 4, "batch_size_per_env": 3, "seed": 5, "mode": mode, "augment": augment}
+    whole = SharedBatchIterator(image_set(24), **options)
+    some = SharedBatchIterator(image_set(24), env_ids=(1, 3), **options)
+
+    for step in range(2):
+        pairs = zip(walk(whole, step=step), walk(some, step=step), strict=True)
+        for expected, shares in pairs:
+            for env_id in (1, 3):
+                assert torch.equal(shares[env_id].inputs, expected[env_id].inputs)
+                assert torch.equal(shares[env_id].targets, expected[env_id].targets)
+
+
+class Transfers:
+    """Moves tensors and notes where to."""
+
+    def __init__(self) -> None:
+        self.devices: list[torch.device] = []
+
+    def __call__(self, tensor: Tensor, device: torch.device) -> Tensor:
+        self.devices.append(device)
+        return tensor.to(device)
+
+
+@pytest.mark.parametrize("preload", [False, True])
+def test_an_iterator_for_some_envs_gives_no_data_to_the_devices_of_others(preload: bool) -> None:
+    transfer = Transfers()
+    iterator = SharedBatchIterator(
+        numbered_set(),
+        n_envs=4,
+        batch_size_per_env=4,
+        seed=5,
+        devices=[META, CPU],
+        env_ids=(1, 3),
+        preload=preload,
+        transfer=transfer,
+    )
+    walk(iterator)
+    assert META not in transfer.devices
+
+
+@pytest.mark.parametrize("max_kept_bytes", [0, 1 << 20])
+def test_a_held_out_pass_reaches_only_the_devices_of_the_envs_that_use_it(
+    max_kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "MAX_KEPT_BYTES", max_kept_bytes)
+    transfer = Transfers()
+    iterator = SharedBatchIterator(
+        numbered_set(),
+        n_envs=4,
+        batch_size_per_env=4,
+        seed=5,
+        part=Part.VAL,
+        devices=[META, CPU],
+        transfer=transfer,
+    )
+    for shares in iterator.batches(round=0, step=0):
+        assert shares[1].inputs.device == CPU
+    assert transfer.devices == []
+    for shares in iterator.batches(round=0, step=0):
+        assert shares[2].inputs.device == META
+    assert set(transfer.devices) == {META}

@@ -83,10 +83,12 @@ def test_seed_of_any_length_stays_exact(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads((run_dir / "run.json").read_text())["job"]["training"]["seed"] == LONG_SEED
 
 
-def test_setting_that_is_no_unicode_is_taken_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    job = config(capsys, "--set", "training.group_id=" + os.fsdecode(b"\xff"))
+def test_setting_that_is_no_unicode_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    setting = "training.group_id=" + os.fsdecode(b"\xff")
 
-    assert job["training"]["group_id"] == "\\udcff"
+    assert train.main(["config", "show", "--set", setting]) == 2
+
+    assert "training.group_id = '\\udcff': must be UTF-8 text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("depth", [*range(940, 1040, 7), 100_000])

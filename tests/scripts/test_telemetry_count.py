@@ -82,7 +82,7 @@ def test_baseline_decides_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["count", "missing"], "missing: no such file or directory"),
         (["count", "."], "no events.jsonl here"),
-        (["count", "empty", "--baseline", "missing"], "missing: cannot be read"),
+        (["count", "empty", "--baseline", "missing"], "missing: cannot read the baseline"),
         (["count", "empty", "--baseline", "empty", "--by", "env"], "--baseline compares"),
     ],
 )

@@ -1,6 +1,8 @@
 """The policy network: sizes, initial weights, memory, decisions."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +20,7 @@ from torch import Tensor
 from esper.leyline.actions import HEADS, NUM_OPS, Head, Op
 from esper.leyline.config import TrainingConfig
 from esper.tamiyo.distributions import OP_ROW
-from esper.tamiyo.network import LstmState, PolicyNetwork, PolicySpec
+from esper.tamiyo.network import LstmState, PolicyNetwork, PolicyOutput, PolicySpec
 
 
 @pytest.mark.parametrize(
@@ -281,3 +283,65 @@ def test_groups_of_parameters_are_the_parts_of_the_network_each_parameter_once()
     everything = [id(item) for group in network.parameter_groups for item in group]
     assert sorted(everything) == sorted(id(item) for item in network.parameters())
     assert id(network.lstm.weight_hh_l0) in [id(item) for item in rest]
+
+
+class GraphDouble:
+    """`torch.compile` as CUDA graphs do it: every call returns the same memory."""
+
+    def __init__(self) -> None:
+        self.num_rows: list[int] = []
+        self._room: PolicyOutput | None = None
+
+    def __call__(self, function: Callable[..., PolicyOutput], **options: object) -> Any:
+        def replay(obs: Tensor, blueprints: Tensor, state: LstmState) -> PolicyOutput:
+            self.num_rows.append(len(obs))
+            output = function(obs, blueprints, state)
+            if self._room is None:
+                self._room = output
+            for room, value in zip(tensors_of(self._room), tensors_of(output), strict=True):
+                room.copy_(value)
+            return self._room
+
+        return replay
+
+
+def tensors_of(output: PolicyOutput) -> tuple[Tensor, ...]:
+    return (output.logits, output.values, output.hidden, output.state.h, output.state.c)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_state_from_a_cuda_graph_survives_the_next_decision(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = fed_back(small_network())
+    monkeypatch.setattr(torch, "compile", GraphDouble())
+    compiled = small_network()
+    compiled.compile_step(mode)
+
+    for state, other in zip(fed_back(compiled), expected, strict=True):
+        assert torch.equal(state.h, other.h)
+        assert torch.equal(state.c, other.c)
+
+
+def fed_back(network: PolicyNetwork) -> list[LstmState]:
+    """Return the states of three decisions, each made with the state of the one before."""
+    states = [network.initial_state(5)]
+    masks = random_masks(generator(2), 5)
+    for number in range(3):
+        obs, blueprints = random_inputs(generator(number), 5)
+        decision = network.decide(obs, blueprints, masks, states[-1], generator=None)
+        states.append(decision.state)
+    return states
+
+
+def test_only_decisions_of_all_envs_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, double = small_network(), GraphDouble()
+    monkeypatch.setattr(torch, "compile", double)
+    network.compile_step("reduce-overhead")
+
+    network.warm_up(5)
+    decide(network, seed=0, num_envs=5)
+    obs, blueprints = random_inputs(generator(), 3)
+    network.step(obs, blueprints, network.initial_state(3))
+
+    assert double.num_rows == [5, 5]

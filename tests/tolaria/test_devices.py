@@ -104,10 +104,13 @@ def test_policy_device_without_an_index_is_the_first(monkeypatch: pytest.MonkeyP
     assert resolve_device("cuda") == torch.device("cuda:0")
 
 
-def test_metal_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_metal_is_refused_in_one_sentence_whether_it_is_there_or_not(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_there)
 
-    with pytest.raises(DeviceError, match="no usable Metal device"):
+    with pytest.raises(DeviceError, match=r"Metal has no float64, .*; use cpu"):
         resolve_device("mps")
 
 

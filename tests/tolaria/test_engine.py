@@ -16,10 +16,10 @@ from esper.leyline.messages import (
     EnvFailure,
     EnvOutcome,
     LstmRow,
+    MemoryStats,
     Phase,
     StepDecision,
 )
-from esper.leyline.workers import MemoryStats
 from esper.tolaria.containment import Place, contained
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag

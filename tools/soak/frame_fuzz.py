@@ -1,14 +1,12 @@
-"""Fuzzing of what a websocket client sends: `python -m tools.soak.frame_fuzz SECONDS [SEED]`.
+"""Fuzzing of what a websocket client sends.
 
 Every input is fed to the server's own protocol, on a transport in memory, in two halves after a
-valid handshake. The coverage-guided form needs `atheris`; the test suite mutates valid frames.
+valid handshake. `guided_frame_fuzz.py` is the coverage-guided form; the test suite mutates frames.
 """
 
 import asyncio
 import random
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +26,11 @@ from esper.nissa.storage.run_directory import build_manifest, create_run_directo
 LOOPBACK = "127.0.0.1"
 MAX_OUTPUT_BYTES = 2 * MAX_WRITE_BUFFER_BYTES
 HANDSHAKE = (
-    f"GET /ws HTTP/1.1\r\nHost: {LOOPBACK}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    f"Sec-WebSocket-Key: {HANDSHAKE_KEY}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    f"GET /ws HTTP/1.1\r\nhost: {LOOPBACK}\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+    f"sec-websocket-key: {HANDSHAKE_KEY}\r\nsec-websocket-version: 13\r\n\r\n"
 ).encode()
+"""In lower case, as the HTTP protocol hands it on."""
+MAX_TURNS = 100
 SEEDS = (
     frame_bytes(Opcode.TEXT, b'{"since":0,"batch":true,"types":["RUN_FINISHED"]}'),
     frame_bytes(Opcode.TEXT, b'{"min_severity":"info","env_ids":[0,1]}'),
@@ -48,11 +48,13 @@ class MemoryTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.num_bytes = 0
+        self.first = b""
         self._is_closing = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Count what is sent."""
         self.num_bytes += len(data)
+        self.first = self.first or bytes(data)
 
     def get_write_buffer_size(self) -> int:
         """Return 0: everything was read."""
@@ -104,7 +106,11 @@ class FrameTarget:
         protocol = WebSocketProtocol(self._config, state, {"budget": ConnectionBudget()})
         protocol.connection_made(transport)
         protocol.data_received(HANDSHAKE)
-        await asyncio.sleep(0)
+        for _ in range(MAX_TURNS):
+            await asyncio.sleep(0)
+            if transport.first:
+                break
+        assert transport.first.startswith(b"HTTP/1.1 101 "), "the handshake failed"
         half = len(data) // 2
         for part in (data[:half], data[half:]):
             if part and not transport.is_closing():
@@ -141,23 +147,3 @@ def mutated(rng: random.Random) -> bytes:
     for _ in range(rng.randint(0, 6)):
         data[rng.randrange(len(data))] = rng.randrange(256)
     return bytes(data[: rng.randint(1, len(data))])
-
-
-def main() -> None:
-    """Fuzz for a time, guided by the coverage of the protocol."""
-    import atheris  # not a dependency: only this command needs it
-
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
-    seed = sys.argv[2] if len(sys.argv) > 2 else "1"
-    atheris.instrument_all()
-    with frame_target() as target, tempfile.TemporaryDirectory() as name:
-        for number, data in enumerate(SEEDS):
-            Path(name, f"seed-{number}").write_bytes(data)
-        limits = [f"-max_total_time={seconds:.0f}", f"-seed={seed}", "-max_len=4096"]
-        atheris.Setup([sys.argv[0], *limits, name], target.try_input)
-        print(f"fuzzing for {seconds:.0f} s from {time.strftime('%H:%M:%S')}", flush=True)
-        atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()

@@ -38,22 +38,33 @@ PROMISES = {
     "run is bounded.",
     "L10": "At its end a long run uses no more memory, threads and open files than after its first "
     "third.",
-    "L13": "Visitors of the live server that send and connect as fast as they can (scans, "
-    "selections, pings, pipelined and unread requests, replays, held connections) slow a run in "
-    "wall time no more than processes without a connection that are as busy, and the memory of the "
-    "run and its server is bounded. The server is a process of its own with a lower priority; its "
-    "death does not end the run. Not promised: the speed at which the server answers others "
-    "meanwhile.",
     "L11": "From the first instruction of either command on, one SIGINT, SIGTERM or SIGHUP ends it "
     "with exit code 130 and without a traceback. A second signal within 200 ms counts as the "
     "first, a later one ends the process at once. Before that instruction, for the first hundredth "
     "of a second or so, Python's defaults apply: SIGTERM and SIGHUP end the process (a shell "
     "reports 143 and 129), SIGINT too, or with Python's own KeyboardInterrupt. SIGHUP is ignored "
     "below `nohup`.",
+    "L12": "A run completes with a valid log, and reading commands end with their proper exit "
+    "code, whatever surrounds them: standard streams closed, full or without a reader, no HOME, a "
+    "user that the system does not know, any locale or terminal size, `python -O` and `-OO`. A "
+    "standard output that fails stops no run and no dashboard, and never changes the exit code of "
+    "a completed run; a reading command, whose output is its purpose, then exits with 1. Control "
+    "characters from logs, names and messages are escaped before they reach a terminal.",
+    "L13": "Visitors of the live server that send and connect as fast as they can (scans, "
+    "selections, pings, pipelined and unread requests, replays, held connections) slow a run in "
+    "wall time no more than processes without a connection that are as busy, and the memory of the "
+    "run and its server is bounded. The server is a process of its own with a lower priority; its "
+    "death does not end the run. Not promised: the speed at which the server answers others "
+    "meanwhile.",
     "L14": "A log, checksum file or operational log that somebody else truncates, appends to, "
     "replaces, removes or links while a run writes it is noticed at the next commit and ends the "
     "run with exit code 3 and one sentence. Resume writes only to regular files with one name in "
     "the run's directory, and refuses links with exit code 2 before it changes anything.",
+    "L18": "A worker process that is killed with SIGKILL at any moment, even while it repeats a "
+    "round in place of one that was killed before, is replaced, and the finished run is "
+    "bit-identical to an undisturbed one. Two losses at one command that was never answered, which "
+    "quarantine an env, are not part of this test.",
+    "L19": "The same for Ray actors.",
 }
 """The property that each row tests."""
 
@@ -126,7 +137,8 @@ def document_of(results: Results) -> str:
         "# Reliability",
         "Written by `python -m tools.soak` from `tools/soak/results.json`; do not edit. "
         "`make soak` runs the long form of every test; `tests/reliability` contains a quick form "
-        "of each for the normal test suite (L7: `tests/tools/test_soak.py`).",
+        "of each for the normal test suite (L7: `tests/tools/test_soak.py`; L18, L19: "
+        "`tests/simic/training/test_worker_process.py`, `test_ray_worker.py`).",
     ]
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")

@@ -25,9 +25,12 @@ MODULES = {
     "L8": ("fuzz",),
     "L9": ("siege",),
     "L10": ("endurance",),
-    "L13": ("visiting",),
     "L11": ("startup",),
+    "L12": ("surroundings",),
+    "L13": ("visiting",),
     "L14": ("tampering",),
+    "L18": ("process_kills",),
+    "L19": ("actor_kills",),
 }
 LONG = ("L10", "L6")
 """Started first, so that no core is left without work at the end."""

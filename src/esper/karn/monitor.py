@@ -3,9 +3,7 @@
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TextIO
 
 import anyio
@@ -22,7 +20,7 @@ from esper.nissa.live.security import Security
 from esper.nissa.live.token import resolve_token
 from esper.nissa.storage.run_directory import traces_directory
 
-__all__ = ["RunMonitor", "build_monitor"]
+__all__ = ["RunMonitor", "announce", "build_monitor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,17 +56,13 @@ class RunMonitor:
     run: RunOptions
     server: _BoundServer | None
 
-    async def __call__(self, hub: TelemetryHub, request_stop: Callable[[str], None]) -> None:
+    async def __call__(self, hub: TelemetryHub) -> None:
         """Show the run until its last event, then print the summary.
 
         Consumes: the run's log. Produces: screens, pages, live frames. Waits for: the end of the
         log. Unblocked by: the hub when it is closed, or cancellation.
-
-        Args:
-            hub: the hub of the run.
-            request_stop: called to stop the run when the reader of its output closes the pipe.
         """
-        console = None if self.output is None else self._console(self.output, hub, request_stop)
+        console = None if self.output is None else self._console(self.output, hub)
         async with anyio.create_task_group() as tasks:
             if self.server is not None:
                 request = self.server.request(hub)
@@ -76,9 +70,7 @@ class RunMonitor:
             if console is not None:
                 await _show(console, ViewFeed(hub.live, hub.run_dir, (console.on_event,)))
 
-    def _console(
-        self, output: TextIO, hub: TelemetryHub, request_stop: Callable[[str], None]
-    ) -> Console:
+    def _console(self, output: TextIO, hub: TelemetryHub) -> Console:
         where = [f"log        {hub.run_dir}"]
         traces = traces_directory(hub.run_dir, self.run.profiler)
         if traces is not None:
@@ -93,7 +85,6 @@ class RunMonitor:
             is_quiet=self.run.quiet,
             footer=(*where, *address),
             final_footer=(*where, *again),
-            on_broken_pipe=partial(request_stop, "the reader of its output closed the pipe"),
         )
 
 
@@ -118,15 +109,16 @@ def build_monitor(run: RunOptions, output: TextIO | None) -> RunMonitor:
         )
         server = _BoundServer(address=address, listener=listen(address), security=security)
         url = server.url(has_token=output is not None and not run.quiet)
-        _announce(f"dashboard at {url}", output)
+        announce(f"dashboard at {url}", output)
     return RunMonitor(output=output, run=run, server=server)
 
 
-def _announce(line: str, output: TextIO | None) -> None:
+def announce(line: str, output: TextIO | None) -> None:
+    """Write a line to where progress is printed; without such a place, log it."""
     if output is None:
         logging.getLogger(__name__).info(line)
         return
-    # The console detects and reports a broken pipe itself.
-    with contextlib.suppress(BrokenPipeError):
+    # An output that fails must not end the run.
+    with contextlib.suppress(OSError, ValueError):
         output.write(f"{line}\n")
         output.flush()

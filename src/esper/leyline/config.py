@@ -185,6 +185,8 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     """The envs' devices, assigned round-robin; None uses the policy's device."""
     amp: bool = False
     amp_dtype: AmpDtype = AmpDtype.AUTO
+    tf32: bool = False
+    """Multiply float32 matrices on a GPU in TF32: faster, with 10 bits of mantissa."""
     compile_mode: CompileMode = CompileMode.AUTO
     # Hosts and seeds
     host_lr: PositiveFloat | None = None

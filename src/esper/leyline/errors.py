@@ -14,7 +14,8 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   ├── NoDataError                  real data were requested and there are none
 │   └── TaskPluginError              a task plugin that cannot be registered
 ├── ContractError                70  a value that breaks a contract between our own parts
-│   └── EventDecodeError             a line that is not an event of this schema
+│   ├── EventDecodeError             a line that is not an event of this schema
+│   └── UnreadableMessageError       what driver or worker received is no message of the protocol
 ├── EnvFaultError                 1  an env's numbers or modules broke; names slot and layer
 ├── RunFailedError                1  the run could not be carried to its end
 │   └── WorkerLostError              a worker's process or actor has ended; it can be replaced
@@ -47,6 +48,7 @@ __all__ = [
     "UnknownKeyError",
     "UnknownNameError",
     "UnreadableFileError",
+    "UnreadableMessageError",
     "UsageError",
     "WorkerLostError",
     "nearest_name",
@@ -181,6 +183,10 @@ class EventDecodeError(ContractError):
             "'esper-telemetry schema' prints what is expected"
         )
         self.reason = reason
+
+
+class UnreadableMessageError(ContractError):
+    """Raised for received bytes that are no message of the protocol between driver and workers."""
 
 
 class EnvFaultError(EsperError):

@@ -97,9 +97,11 @@ def _check_keys(layer: Layer, struct: type[msgspec.Struct], source: str, path: s
             if not isinstance(value, Mapping):
                 raise InvalidValueError(name, value, "must be a table", source)
             _check_keys(value, kind, source, f"{name}.")
-        for number in _floats_in(value):
-            if not math.isfinite(number):
-                raise InvalidValueError(name, number, "must be a finite number", source)
+        for leaf in _leaves_of(value):
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                raise InvalidValueError(name, leaf, "must be a finite number", source)
+            if isinstance(leaf, str) and not _is_text(leaf):
+                raise InvalidValueError(name, leaf, "must be UTF-8 text", source)
 
 
 def _nearest_key(key: str, path: str, siblings: Iterable[str]) -> str | None:
@@ -117,15 +119,25 @@ def _all_keys(struct: type[msgspec.Struct], path: str) -> Iterator[str]:
             yield from _all_keys(field.type, f"{path}{field.name}.")
 
 
-def _floats_in(value: object) -> Iterator[float]:
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _floats_in(item)
+def _leaves_of(value: object) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _leaves_of(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _floats_in(item)
+            yield from _leaves_of(item)
+    else:
+        yield value
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a text can be stored; arguments that are not UTF-8 cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _overlay(lower: Layer, upper: Layer) -> dict[str, object]:

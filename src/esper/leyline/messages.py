@@ -32,6 +32,7 @@ __all__ = [
     "EnvOutcome",
     "EnvTestResult",
     "LstmRow",
+    "MemoryStats",
     "Panic",
     "PanicReason",
     "PenaltyOutcome",
@@ -120,6 +121,22 @@ class EnvTestResult(msgspec.Struct, frozen=True, kw_only=True):
     loss: float
     accuracy_pct: float
     num_samples: int
+
+
+class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory statistics of a device's allocator."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    total_bytes: int
+    num_retries: int
+    num_ooms: int
+
+    @property
+    def used_fraction(self) -> float:
+        """Return the fraction of the device memory in use, by any process."""
+        return 1 - self.free_bytes / self.total_bytes
 
 
 class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):

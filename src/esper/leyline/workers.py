@@ -8,16 +8,18 @@ Messages travel as MessagePack, which represents non-finite numbers.
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 from esper.leyline.config import Job
+from esper.leyline.errors import UnreadableMessageError
 from esper.leyline.messages import (
     ActionExecutionResult,
     EnvEvidence,
     EnvFailure,
     EnvTestResult,
+    MemoryStats,
     StepDecision,
 )
 from esper.leyline.payloads import TopologyManifestRecorded
@@ -27,10 +29,11 @@ __all__ = [
     "Answer",
     "Apply",
     "Beat",
+    "Beats",
+    "BeatsRequest",
     "Build",
     "Command",
     "DriverMessage",
-    "MemoryStats",
     "Quarantine",
     "Release",
     "Reply",
@@ -50,12 +53,17 @@ __all__ = [
     "WorkerRefused",
     "WorkerSpec",
     "decision_for",
+    "decode_from_driver",
+    "decode_from_worker",
+    "decode_spec",
+    "encode",
+    "entered_envs",
     "identity_difference",
     "merge_replies",
     "reply_digest",
 ]
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Increased with every change of a type in this module or of what it contains."""
 
 
@@ -165,22 +173,6 @@ Command: TypeAlias = Build | Train | Validate | Apply | Test | Snapshot | Quaran
 # Replies.
 
 
-class MemoryStats(_Message, frozen=True, kw_only=True):
-    """Memory statistics of a device's allocator."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-    free_bytes: int
-    total_bytes: int
-    num_retries: int
-    num_ooms: int
-
-    @property
-    def used_fraction(self) -> float:
-        """Return the fraction of the device memory in use, by any process."""
-        return 1 - self.free_bytes / self.total_bytes
-
-
 class WorkerCosts(_Message, frozen=True, kw_only=True):
     """What a command took; the only part of a reply that differs between equal runs."""
 
@@ -236,6 +228,10 @@ class StacksRequest(_Tagged, frozen=True, kw_only=True):
     """Ask for the stacks of all threads; handled while a command is running."""
 
 
+class BeatsRequest(_Tagged, frozen=True, kw_only=True):
+    """Ask for the signs of life of all lanes; handled while a command is running."""
+
+
 class Answer(_Tagged, frozen=True, kw_only=True):
     """The reply to the request with the same number."""
 
@@ -258,8 +254,54 @@ class Beat(_Message, frozen=True, kw_only=True):
     """The env that the lane is working on."""
 
 
-DriverMessage: TypeAlias = Request | Stop | StacksRequest
-WorkerMessage: TypeAlias = WorkerReady | WorkerRefused | Answer | Stacks
+class Beats(_Tagged, frozen=True, kw_only=True):
+    """The signs of life of all lanes."""
+
+    beats: tuple[Beat, ...]
+
+
+DriverMessage: TypeAlias = Request | Stop | StacksRequest | BeatsRequest
+WorkerMessage: TypeAlias = WorkerReady | WorkerRefused | Answer | Stacks | Beats
+
+_ENCODER = msgspec.msgpack.Encoder()
+_SPEC_DECODER = msgspec.msgpack.Decoder(WorkerSpec)
+_DRIVER_DECODER = msgspec.msgpack.Decoder(DriverMessage)
+_WORKER_DECODER = msgspec.msgpack.Decoder(WorkerMessage)
+_Decoded = TypeVar("_Decoded")
+
+
+def encode(message: DriverMessage | WorkerMessage | WorkerSpec) -> bytes:
+    """Return a message as it travels."""
+    return _ENCODER.encode(message)
+
+
+def decode_spec(data: bytes) -> WorkerSpec:
+    """Return what a worker is built from; raise UnreadableMessageError if it is none."""
+    return _decoded(_SPEC_DECODER, data)
+
+
+def decode_from_driver(data: bytes) -> DriverMessage:
+    """Return a message to a worker; raise UnreadableMessageError if it is none."""
+    message: DriverMessage = _decoded(_DRIVER_DECODER, data)
+    return message
+
+
+def decode_from_worker(data: bytes) -> WorkerMessage:
+    """Return a message of a worker; raise UnreadableMessageError if it is none."""
+    message: WorkerMessage = _decoded(_WORKER_DECODER, data)
+    return message
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[_Decoded]", data: bytes) -> _Decoded:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableMessageError(f"cannot be read: {error}") from None
+
+
+def entered_envs(beats: Iterable[Beat]) -> tuple[int, ...]:
+    """Return the envs that the lanes are working on."""
+    return tuple(sorted({beat.env_id for beat in beats if beat.env_id is not None}))
 
 
 def decision_for(decision: StepDecision, env_ids: Iterable[int]) -> StepDecision:
@@ -326,9 +368,6 @@ def _merge_executions(results: Iterable[ActionExecutionResult]) -> ActionExecuti
         post_action_slot_reports=[row[2] for row in rows],
         post_action_masks=[row[3] for row in rows],
     )
-
-
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 def reply_digest(reply: Reply) -> bytes:

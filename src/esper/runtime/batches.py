@@ -1,8 +1,9 @@
 """The iterator that provides the batches of all envs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Generator, Tensor
@@ -68,6 +69,45 @@ class _Scale:
         return torch.addcmul(self.offset, pixels.float(), self.factor)
 
 
+class _Shares(Sequence[Batch]):
+    """The envs' shares of one batch, each made when it is first used.
+
+    Two threads may make the same share at once; the two are equal, and one of them remains.
+    """
+
+    __slots__ = ("_keys", "_made", "_make")
+
+    def __init__(self, make: Callable[[int], Batch], keys: Sequence[Hashable]) -> None:
+        """Prepare the shares.
+
+        Args:
+            make: makes the share of an env.
+            keys: one per env; envs with equal keys have the same share.
+        """
+        self._make = make
+        self._keys = keys
+        self._made: dict[Hashable, Batch] = {}
+
+    def __len__(self) -> int:
+        """Return the number of envs."""
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        """Return the share of an env."""
+        if isinstance(index, slice):
+            return [self[env_id] for env_id in range(*index.indices(len(self)))]
+        key = self._keys[index]
+        if key not in self._made:
+            self._made[key] = self._make(index)
+        return self._made[key]
+
+
 class SharedBatchIterator:
     """Divides one split of a data set into batches, and each batch among the envs.
 
@@ -78,7 +118,9 @@ class SharedBatchIterator:
     repeatedly, and by another process, with the same result.
 
     Envs are assigned to `devices` round-robin, and `preload` copies the data to each device.
-    `max_batches` ends a training pass early; the next pass shuffles anew.
+    `max_batches` ends a training pass early; the next pass shuffles anew. `env_ids` names the envs
+    that are served, if not all are: no other training shares are made, and no other device gets
+    data. Held-out shares are made by the thread that uses them, for the devices that need them.
     """
 
     def __init__(
@@ -91,6 +133,7 @@ class SharedBatchIterator:
         part: Part = Part.TRAIN,
         mode: BatchMode = BatchMode.BROADCAST,
         devices: Sequence[torch.device] = (torch.device("cpu"),),
+        env_ids: Sequence[int] | None = None,
         max_batches: int | None = None,
         augment: bool = False,
         preload: bool = False,
@@ -107,7 +150,8 @@ class SharedBatchIterator:
         self._crop_padding = dataset.crop_padding if augment and self._is_training else 0
         self._transfer = transfer
         self._num_batches = self._count_batches(max_batches)
-        distinct = dict.fromkeys(self._devices)
+        self._env_ids = tuple(range(n_envs)) if env_ids is None else tuple(env_ids)
+        distinct = dict.fromkeys(self._devices[env_id] for env_id in self._env_ids)
         self._scales = {device: _scale_on(device, dataset) for device in distinct}
         self._stores = dict.fromkeys(distinct, self._split)
         if preload:
@@ -122,19 +166,23 @@ class SharedBatchIterator:
         """Return the number of batches in a pass."""
         return self._num_batches
 
-    def batches(self, *, round: int, step: int) -> Iterator[list[Batch]]:
+    def batches(self, *, round: int, step: int) -> Iterator[Sequence[Batch]]:
         """Iterate over one pass; yield one `Batch` per env, which must not be modified."""
         return self._walk(round, step) if self._kept is None else iter(self._kept)
 
-    def _walk(self, round: int, step: int) -> Iterator[list[Batch]]:
-        orders = self._orders(round, step)
+    def _walk(self, round: int, step: int) -> Iterator[Sequence[Batch]]:
+        order = _OrderOnDevices(self._order(round, step), self._transfer)
         generators = self._augmentation_generators(round, step)
+        keys: Sequence[Hashable] = self._devices
+        if self._mode is BatchMode.SPLIT or generators:
+            keys = range(self._n_envs)
         num_taken = self._batch_size * self._num_shares
         for start in range(0, self._num_batches * num_taken, num_taken):
-            if self._mode is BatchMode.SPLIT:
-                yield self._shares(orders, start, generators)
-            else:
-                yield self._copies(orders, start, generators)
+            shares = _Shares(partial(self._share, order, start, generators), keys)
+            if self._is_training:
+                for env_id in self._env_ids:
+                    shares[env_id]
+            yield shares
 
     def _num_pass_bytes(self) -> int:
         inputs = self._split.inputs
@@ -159,69 +207,40 @@ class SharedBatchIterator:
         num_batches = num_rows // num_taken
         return num_batches if max_batches is None else min(num_batches, max_batches)
 
-    def _orders(self, round: int, step: int) -> dict[torch.device, Tensor]:
-        """Return the row indices of a pass in order, on the device of each copy of the data."""
+    def _order(self, round: int, step: int) -> Tensor:
+        """Return the row indices of a pass in order."""
         num_rows = len(self._split)
-        if self._is_training:
-            seed = stream_seed(self._seed, purpose=StreamPurpose.DATA_ORDER, round=round, step=step)
-            order = torch.randperm(num_rows, generator=Generator().manual_seed(seed))
-        else:
-            order = torch.arange(num_rows)
-        return {
-            device: order if store.inputs.device == order.device else self._transfer(order, device)
-            for device, store in self._stores.items()
-        }
+        if not self._is_training:
+            return torch.arange(num_rows)
+        seed = stream_seed(self._seed, purpose=StreamPurpose.DATA_ORDER, round=round, step=step)
+        return torch.randperm(num_rows, generator=Generator().manual_seed(seed))
 
-    def _augmentation_generators(self, round: int, step: int) -> list[Generator | None]:
+    def _augmentation_generators(self, round: int, step: int) -> dict[int, Generator]:
+        """Return a generator for each env that is served; none without augmentation."""
         if not self._crop_padding:
-            return [None] * self._n_envs
+            return {}
         purpose = StreamPurpose.AUGMENTATION
-        return [
-            Generator().manual_seed(
+        return {
+            env_id: Generator().manual_seed(
                 stream_seed(self._seed, purpose=purpose, round=round, env=env_id, step=step)
             )
-            for env_id in range(self._n_envs)
-        ]
-
-    def _shares(
-        self,
-        orders: Mapping[torch.device, Tensor],
-        start: int,
-        generators: Sequence[Generator | None],
-    ) -> list[Batch]:
-        size = self._batch_size
-        return [
-            self._finished(
-                self._taken(device, orders[device][start + env_id * size :][:size]),
-                device,
-                generators[env_id],
-            )
-            for env_id, device in enumerate(self._devices)
-        ]
-
-    def _copies(
-        self,
-        orders: Mapping[torch.device, Tensor],
-        start: int,
-        generators: Sequence[Generator | None],
-    ) -> list[Batch]:
-        taken = {
-            device: self._taken(device, order[start : start + self._batch_size])
-            for device, order in orders.items()
+            for env_id in self._env_ids
         }
-        if not self._crop_padding:
-            # Batches are never modified, so the envs on one device can share a tensor.
-            whole = {device: self._finished(raw, device, None) for device, raw in taken.items()}
-            return [whole[device] for device in self._devices]
-        return [
-            self._finished(taken[device], device, generators[env_id])
-            for env_id, device in enumerate(self._devices)
-        ]
 
-    def _taken(self, device: torch.device, rows: Tensor) -> Batch:
-        """Copy rows from the data stored for this device."""
+    def _share(
+        self,
+        order: "_OrderOnDevices",
+        start: int,
+        generators: Mapping[int, Generator],
+        env_id: int,
+    ) -> Batch:
+        """Make an env's share of the batch that starts at this row."""
+        device = self._devices[env_id]
         store = self._stores[device]
-        return Batch(store.inputs.index_select(0, rows), store.targets.index_select(0, rows))
+        begin = start + (env_id * self._batch_size if self._mode is BatchMode.SPLIT else 0)
+        rows = order.on(store.inputs.device)[begin : begin + self._batch_size]
+        raw = Batch(store.inputs.index_select(0, rows), store.targets.index_select(0, rows))
+        return self._finished(raw, device, generators.get(env_id))
 
     def _finished(self, raw: Batch, device: torch.device, generator: Generator | None) -> Batch:
         """Augment, transfer to the device, and convert bytes to the host's input dtype."""
@@ -236,6 +255,23 @@ class SharedBatchIterator:
         elif not inputs.is_floating_point():
             inputs = inputs.long()
         return Batch(inputs, targets.long())
+
+
+class _OrderOnDevices:
+    """The row order of a pass, copied to a device when it is first needed there."""
+
+    __slots__ = ("_copies", "_order", "_transfer")
+
+    def __init__(self, order: Tensor, transfer: Transfer) -> None:
+        self._order = order
+        self._transfer = transfer
+        self._copies = {order.device: order}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the order on a device."""
+        if device not in self._copies:
+            self._copies[device] = self._transfer(self._order, device)
+        return self._copies[device]
 
 
 def _scale_on(device: torch.device, dataset: TensorDataset) -> _Scale | None:

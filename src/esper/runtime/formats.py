@@ -17,7 +17,14 @@ from torch import Tensor
 
 from esper.leyline.errors import UnreadableFileError
 
-__all__ = ["CIFAR_RECORD_BYTES", "cifar_records", "read_archive", "read_bounded", "read_idx"]
+__all__ = [
+    "CIFAR_RECORD_BYTES",
+    "cifar_records",
+    "read_archive",
+    "read_bounded",
+    "read_idx",
+    "require_regular",
+]
 
 CIFAR_RECORD_BYTES: Final = 1 + 3 * 32 * 32
 _IDX_UNSIGNED_BYTE: Final = 8
@@ -48,10 +55,17 @@ class _BoundedReader(io.RawIOBase):
         return self._max_bytes - self._num_bytes + 1
 
 
+def require_regular(path: Traversable) -> None:
+    """Raise UnreadableFileError for a pipe, device or directory, which reading might never end."""
+    if isinstance(path, Path) and path.exists() and not path.is_file():
+        raise UnreadableFileError(path, "is not a regular file")
+
+
 @contextmanager
 def _opened(path: Traversable, max_bytes: int) -> Iterator[_BoundedReader]:
     """Open a plain or gzipped file; convert read errors to errors that name the file."""
     try:
+        require_regular(path)
         with path.open("rb") as raw:
             stream: IO[bytes] = raw
             if path.name.endswith(".gz"):
@@ -61,6 +75,8 @@ def _opened(path: Traversable, max_bytes: int) -> Iterator[_BoundedReader]:
         raise UnreadableFileError(path, "is truncated") from None
     except (gzip.BadGzipFile, zlib.error, tarfile.TarError, ValueError) as error:
         raise UnreadableFileError(path, f"is damaged: {error}") from None
+    except RecursionError:  # tarfile calls itself for each header that continues another one
+        raise UnreadableFileError(path, "is damaged: its headers are chained too deeply") from None
     except OSError as error:
         raise UnreadableFileError(path, f"cannot be read: {error.strerror or error}") from None
 

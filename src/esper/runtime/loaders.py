@@ -15,7 +15,13 @@ from esper.leyline.errors import DownloadError, NoDataError, UnreadableFileError
 from esper.leyline.tasks import CnnHostSpec, TaskSpec, TransformerHostSpec
 from esper.runtime.datasets import PixelScale, Split, TensorDataset
 from esper.runtime.downloads import Checksum, RemoteFile, download
-from esper.runtime.formats import cifar_records, read_archive, read_bounded, read_idx
+from esper.runtime.formats import (
+    cifar_records,
+    read_archive,
+    read_bounded,
+    read_idx,
+    require_regular,
+)
 from esper.runtime.sources import DataOrigin, DataRequest
 from esper.runtime.synthetic import PartSizes, synthetic_images, synthetic_text
 
@@ -240,6 +246,7 @@ def _text_files(block_size: int, request: DataRequest) -> TensorDataset | None:
 
 
 def _head_of(path: Path, num_bytes: int) -> bytes:
+    require_regular(path)
     try:
         with path.open("rb") as stream:
             return stream.read(num_bytes)

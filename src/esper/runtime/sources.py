@@ -1,6 +1,7 @@
 """The request to a data loader and the origin it reports. No torch."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -39,7 +40,10 @@ def never_cancelled() -> None:
 def default_cache_dir() -> Path:
     """Return the default directory for downloads."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "esper"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "esper"
+    except RuntimeError:  # neither HOME nor an entry of this user in the system's list
+        return Path(tempfile.gettempdir()) / f"esper-cache-{os.getuid()}"
 
 
 def _ignore_progress(name: str, num_bytes: int, total_bytes: int | None) -> None:

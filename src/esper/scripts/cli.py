@@ -1,7 +1,6 @@
 """Shared by both commands: error reporting, exit codes, signals and closed pipes."""
 
 import contextlib
-import os
 import signal
 import sys
 import traceback
@@ -10,12 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from esper.leyline.errors import EsperError, ExitCode, InterruptedRunError
+from esper.leyline.printable import printable
 from esper.leyline.stop_signals import on_stop_signal
+from esper.scripts.terminal import discard_output, dispensable_output
 from esper.version import __version__
 
-__all__ = ["Command", "add_version", "explain_interruption", "interruptible", "run_command"]
+__all__ = [
+    "Command",
+    "CommandParser",
+    "add_version",
+    "explain_interruption",
+    "interruptible",
+    "run_command",
+]
 
 Command = Callable[[Namespace], int]
+
+
+class CommandParser(ArgumentParser):
+    """A parser whose messages contain what was typed, or a file's name, escaped."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, and exit."""
+        super().error(printable(message))
 
 
 def add_version(parser: ArgumentParser) -> None:
@@ -37,28 +53,41 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         code = command(arguments)
         sys.stdout.flush()
     except EsperError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        _complain(f"{parser.prog}: {error}")
         _leave_stdout_in_order()
         return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reading end of the pipe was closed (`| head`), which is not a failure.
-        _leave_stdout_in_order()
+        discard_output()
         return int(ExitCode.OK)
+    except OSError as error:
+        if error.filename is not None:  # not of a stream that was open already
+            return _report_bug()
+        _complain(f"{parser.prog}: cannot write to standard output: {error.strerror}")
+        discard_output()
+        return int(ExitCode.FAILED)
     except Exception:
-        # A bug in Esper: print the traceback for the bug report.
-        traceback.print_exc()
-        return int(ExitCode.INTERNAL)
+        return _report_bug()
     return code
 
 
+def _complain(sentence: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk behind stderr changes no exit code
+        print(printable(sentence), file=sys.stderr)
+
+
+def _report_bug() -> int:
+    """Print the traceback of a bug in Esper for the bug report."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
+    return int(ExitCode.INTERNAL)
+
+
 def _leave_stdout_in_order() -> None:
-    """Redirect stdout to devnull if its pipe is closed, since Python flushes it again at exit."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with dispensable_output():
+        pass
 
 
 @contextlib.contextmanager

@@ -13,8 +13,11 @@ from esper.leyline.errors import ConfigError, UnreadableFileError
 from esper.leyline.jobs import Layer, layer_from_text
 from esper.leyline.tasks import TASKS
 from esper.leyline.untyped_json import decode_json
+from esper.nissa.storage.files import read_limited
 
 __all__ = ["FLAGS", "JobFlag", "add_job_flags", "layers_from"]
+
+MAX_CONFIG_BYTES: Final = 1 << 20
 
 
 class JobFlag(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +101,7 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         _many("--devices", "training.devices", "devices of the envs, assigned round-robin"),
         _switch("--amp", "training.amp", "train hosts with automatic mixed precision"),
         _flag("--amp-dtype", "training.amp_dtype", "dtype for --amp"),
+        _switch("--tf32", "training.tf32", "multiply float32 matrices on a GPU in TF32"),
         _flag("--compile-mode", "training.compile_mode", "torch.compile mode of the policy"),
         _flag("--engine", "run.engine", "what the envs live in; auto takes the fastest"),
         _flag("--workers", "run.workers", "processes or Ray actors that the envs live in", int),
@@ -302,10 +306,9 @@ def layers_from(arguments: Namespace) -> list[tuple[str, Layer]]:
 
 def _read_layer(path: Path) -> Layer:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise UnreadableFileError(path, f"cannot read the configuration: {reason}") from None
+        text = read_limited(path, MAX_CONFIG_BYTES, "configuration").decode()
+    except UnicodeDecodeError:
+        raise UnreadableFileError(path, "cannot read the configuration: not a text file") from None
     return layer_from_text(text, source=str(path), is_toml=path.suffix.lower() != ".json")
 
 

@@ -8,26 +8,10 @@ import atexit
 import os
 import sys
 
-__all__ = ["end_process", "prepare_process", "telemetry", "train"]
+__all__ = ["end_process", "prepare_process"]
 
 _INTERRUPTED = 130
 """`ExitCode.INTERRUPTED`, which would have to be imported."""
-
-
-def train() -> int:
-    """Run `esper-train` as a command."""
-    prepare_process()
-    from esper.scripts.train import main  # takes a moment, in which a signal may arrive
-
-    return end_process(main())
-
-
-def telemetry() -> int:
-    """Run `esper-telemetry` as a command."""
-    prepare_process()
-    from esper.scripts.telemetry import main  # takes a moment, in which a signal may arrive
-
-    return end_process(main())
 
 
 def prepare_process() -> None:
@@ -49,7 +33,17 @@ def prepare_process() -> None:
 def end_process(code: int) -> int:
     """Return the exit code; from now on a signal ends the process with it, as all is done."""
     _handle_signals(code)
+    _discard_unwritten()
     return code
+
+
+def _discard_unwritten() -> None:
+    """Discard what a full disk did not take; else Python would exit with code 120."""
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _handle_signals(code: int) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import ExitCode
-from esper.scripts.cli import add_version, interruptible, run_command
+from esper.scripts.cli import CommandParser, add_version, interruptible, run_command
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    Subparsers = _SubParsersAction[ArgumentParser]
+    Subparsers = _SubParsersAction[CommandParser]
 
 __all__ = ["main"]
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="esper-telemetry", description="Read the telemetry of runs.")
+    parser = CommandParser(prog="esper-telemetry", description="Read the telemetry of runs.")
     add_version(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_count(commands)

@@ -3,6 +3,7 @@
 from argparse import Namespace
 
 from esper.leyline.errors import ExitCode
+from esper.leyline.printable import printable
 from esper.leyline.telemetry import CountClass
 from esper.nissa.analysis.baseline_store import capture, list_baselines, write_baseline
 from esper.nissa.analysis.diff import CountChange, Difference, Divergence, diff_paths
@@ -18,9 +19,8 @@ def run_capture(arguments: Namespace) -> int:
     baseline = capture(arguments.run)
     write_baseline(baseline, arguments.output)
     profile = baseline.profile
-    print(
-        f"{arguments.output}: {sum(profile.counts.values())} events of {len(profile.counts)} types"
-    )
+    output = printable(str(arguments.output))
+    print(f"{output}: {sum(profile.counts.values())} events of {len(profile.counts)} types")
     broken = [check.name for check in check_profile(profile) if not check.holds]
     for rule in (*profile.broken_orders, *broken):
         print(paint(f"the run breaks a rule: {rule}", Colour.YELLOW))
@@ -54,18 +54,19 @@ def run_diff(arguments: Namespace) -> int:
 
 
 def _print_difference(difference: Difference) -> None:
-    print(f"left   {difference.left}")
-    print(f"right  {difference.right}")
+    print(printable(f"left   {difference.left}"))
+    print(printable(f"right  {difference.right}"))
     for text in difference.provenance:
         print(paint(f"differs in {text}", Colour.YELLOW))
     _print_counts(difference)
     for change in difference.keys:
         removed = [paint(f"-{key}", Colour.RED) for key in change.missing]
         added = [paint(f"+{key}", Colour.GREEN) for key in change.added]
-        print(f"keys of {change.event_type}: {' '.join((*removed, *added)) or 'in other sets'}")
+        changed = " ".join((*removed, *added)) or "in other sets"
+        print(f"keys of {printable(change.event_type)}: {changed}")
     for order in difference.orders:
         lines = f"left {_place(order.left_line)}, right {_place(order.right_line)}"
-        print(f"order: {order.rule}: broken {lines}")
+        print(printable(f"order: {order.rule}: broken {lines}"))
     for check in difference.checks:
         print(f"equation: {check.name}: left {check.left}, right {check.right}")
     if difference.divergence is not None:
@@ -108,7 +109,7 @@ def _print_divergence(divergence: Divergence) -> None:
     ]
     print(f"first difference: left {ends[0]}, right {ends[1]}")
     if divergence.paths:
-        print(f"  in {', '.join(divergence.paths)}")
+        print(printable(f"  in {', '.join(divergence.paths)}"))
     for sign, text, colour in (
         ("-", divergence.left, Colour.RED),
         ("+", divergence.right, Colour.GREEN),
@@ -138,7 +139,8 @@ def run_validate(arguments: Namespace) -> int:
 def _print_validation(validation: Validation) -> None:
     for finding in validation.findings:
         line = "" if finding.line is None else f":{finding.line}"
-        print(f"{finding.file}{line}: {paint(finding.kind, Colour.RED)}: {finding.message}")
+        where, message = printable(f"{finding.file}{line}"), printable(finding.message)
+        print(f"{where}: {paint(finding.kind, Colour.RED)}: {message}")
     for kind, number in validation.num_findings.items():
         num_shown = sum(finding.kind == kind for finding in validation.findings)
         if number > num_shown:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline.errors import ExitCode, UsageError
+from esper.leyline.printable import printable
 from esper.nissa.analysis.counting import BadLine, CountBy, Tally, count_logs
 from esper.nissa.reading.lines import find_logs
 from esper.scripts.terminal import Colour, print_json, print_table
@@ -74,7 +75,7 @@ def _report(
         counts=dict(sorted(counts.items(), key=lambda item: _order(item, by))),
         files=[
             FileCount(
-                file=str(path),
+                file=str(path).encode("utf-8", "backslashreplace").decode(),
                 num_events=tally.num_events,
                 num_bad_lines=tally.num_bad,
                 bad_lines=tally.bad_lines,
@@ -136,7 +137,7 @@ def _print_bad_lines(report: CountReport) -> None:
         return
     for item in report.files:
         for bad in item.bad_lines:
-            print(f"{item.file}:{bad.line}: {bad.reason}", file=sys.stderr)
+            print(printable(f"{item.file}:{bad.line}: {bad.reason}"), file=sys.stderr)
     print(
         f"{report.num_bad_lines} bad lines were not counted (--lenient accepts them)",
         file=sys.stderr,

@@ -9,7 +9,7 @@ from esper.leyline.untyped_json import compact_json
 from esper.nissa.reading.lines import find_logs
 from esper.nissa.reading.query import QueryResult, query_logs
 from esper.nissa.reading.sql_views import VIEWS
-from esper.scripts.terminal import print_table
+from esper.scripts.terminal import print_table, text_for_output
 
 __all__ = ["run_query"]
 
@@ -33,13 +33,14 @@ def _print_as_table(result: QueryResult) -> None:
 
 def _print_as_json(result: QueryResult) -> None:
     for row in result.rows:
-        print(compact_json(dict(zip(result.columns, row, strict=True))).decode())
+        text = compact_json(dict(zip(result.columns, row, strict=True))).decode()
+        print(text_for_output(text))
 
 
 def _print_as_csv(result: QueryResult) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(result.columns)
-    writer.writerows(result.rows)
+    for row in (result.columns, *result.rows):
+        writer.writerow(text_for_output(it) if isinstance(it, str) else it for it in row)
 
 
 _PRINTERS = {"table": _print_as_table, "json": _print_as_json, "csv": _print_as_csv}

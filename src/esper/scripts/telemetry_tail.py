@@ -13,11 +13,12 @@ import msgspec
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.live import Gap, Subscription
+from esper.leyline.printable import printable
 from esper.nissa.live.token import resolve_token
 from esper.nissa.reading.lines import find_logs
 from esper.nissa.reading.rendering import is_worrying, render_line
 from esper.nissa.reading.tailing import LineFilter, follow_file
-from esper.scripts.terminal import Colour, paint, print_table
+from esper.scripts.terminal import Colour, paint, print_table, text_for_output
 
 __all__ = ["run_tail"]
 
@@ -74,7 +75,7 @@ def _show(item: _Item, stats: _Stats, *, is_raw: bool, is_quiet: bool) -> None:
         lost = f"{item.num_dropped} events lost (seq {item.first_seq} to {item.last_seq})"
         print(f"... {lost}; the log has them", file=sys.stderr)
     elif isinstance(item, str):
-        print(f"... {item}", file=sys.stderr)
+        print(f"... {printable(item)}", file=sys.stderr)
     else:
         stats.add(item)
         if not is_quiet:
@@ -83,7 +84,7 @@ def _show(item: _Item, stats: _Stats, *, is_raw: bool, is_quiet: bool) -> None:
 
 def _text(line: bytes, *, is_raw: bool) -> str:
     if is_raw:
-        return line.decode(errors="replace")
+        return text_for_output(line.decode(errors="replace"))
     return paint(render_line(line), Colour.RED if is_worrying(line) else None)
 
 

@@ -1,11 +1,22 @@
 """Plain tables, colour and JSON on standard output."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 
-__all__ = ["Colour", "paint", "print_json", "print_table"]
+from esper.leyline.printable import printable
+
+__all__ = [
+    "Colour",
+    "discard_output",
+    "dispensable_output",
+    "paint",
+    "print_json",
+    "print_table",
+    "text_for_output",
+]
 
 
 class Colour(StrEnum):
@@ -18,7 +29,8 @@ class Colour(StrEnum):
 
 
 def paint(text: str, colour: Colour | None) -> str:
-    """Colour a text on a terminal; pipes, files and NO_COLOR get it plain."""
+    """Escape a text and colour it on a terminal; pipes, files and NO_COLOR get it plain."""
+    text = printable(text)
     if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{colour.value}m{text}\x1b[0m"
@@ -29,7 +41,31 @@ def print_json(value: object) -> None:
     # Imported here because most commands print tables only.
     from esper.leyline.untyped_json import readable_json
 
-    print(readable_json(value).decode(), end="")
+    for line in readable_json(value).decode().rstrip("\n").split("\n"):
+        print(text_for_output(line))
+
+
+def text_for_output(text: str) -> str:
+    """Escape a text for a terminal; programs that read a pipe or file get it as it is."""
+    return printable(text) if sys.stdout.isatty() else text
+
+
+@contextlib.contextmanager
+def dispensable_output() -> Iterator[None]:
+    """Print what a command can do without: an output that fails does not change its exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        discard_output()
+
+
+def discard_output() -> None:
+    """Send the rest of the output nowhere; Python would try to write it again at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def print_table(
@@ -39,7 +75,7 @@ def print_table(
     colours: Sequence[Colour | None] = (),
 ) -> None:
     """Print rows under a header; numeric columns are right-aligned."""
-    table = [list(header), *(list(row) for row in rows)]
+    table = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     is_number = [
         len(table) > 1 and all(_is_number(row[index]) for row in table[1:])

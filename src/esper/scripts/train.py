@@ -9,19 +9,24 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.jobs import Layer, merge_job, merge_layers
+from esper.leyline.printable import printable
 from esper.leyline.tasks import PRESETS
-from esper.scripts.cli import add_version, run_command
+from esper.scripts.cli import CommandParser, add_version, run_command
 from esper.scripts.job_flags import add_job_flags, layers_from
 from esper.scripts.summary import summary_of
-from esper.scripts.terminal import print_json
+from esper.scripts.terminal import dispensable_output, print_json
+from esper.scripts.train_check import add_check_flags, run_check
 from esper.scripts.train_compare import add_compare_flags, run_compare
 from esper.scripts.train_eval import add_eval_flags, run_eval
+
+if TYPE_CHECKING:
+    from esper.simic.training.run_result import TrainingResult
 
 __all__ = ["main"]
 
@@ -40,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="esper-train", description="Train networks that grow.")
+    parser = CommandParser(prog="esper-train", description="Train networks that grow.")
     add_version(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, help_text in CONTROLLERS.items():
@@ -64,6 +69,11 @@ def _build_parser() -> ArgumentParser:
     )
     add_compare_flags(compare)
     compare.set_defaults(command=run_compare)
+    check = commands.add_parser(
+        "check", help="check a machine: equal bits on every engine, fences, memory, speed"
+    )
+    add_check_flags(check)
+    check.set_defaults(command=run_check)
     commands.add_parser("tasks", help="list the tasks").set_defaults(command=_list_tasks)
     commands.add_parser("presets", help="list the presets").set_defaults(command=_list_presets)
     config = commands.add_parser("config", help="inspect the configuration")
@@ -88,14 +98,19 @@ def _train(controller: str, arguments: Namespace) -> int:
     watch = sys.stderr if arguments.json else sys.stdout
     if controller == vectorized.POLICY_COMMAND:
         _, history = vectorized.train_ppo_vectorized(**_keywords(layers), watch=watch)
-        if arguments.json:
-            print_json(summary_of(history.result))
+        _finish_output(history.result if arguments.json else None)
         return ExitCode.OK
     job, resumed = resolve_job(layers)
     result = vectorized.run_job(job, command=controller, resumed=resumed, watch=watch)
-    if arguments.json:
-        print_json(summary_of(result))
+    _finish_output(result if arguments.json else None)
     return ExitCode.OK
+
+
+def _finish_output(result: "TrainingResult | None") -> None:
+    """Print the summary as JSON, if asked for; the run is complete even if that fails."""
+    with dispensable_output():
+        if result is not None:
+            print_json(summary_of(result))
 
 
 def _keywords(layers: Sequence[tuple[str, Layer]]) -> dict[str, Any]:
@@ -122,7 +137,7 @@ def _list_presets(_: Namespace) -> int:
 def _print_rows(rows: Mapping[str, str]) -> None:
     width = max(map(len, rows))
     for name, summary in rows.items():
-        print(f"{name:<{width}}  {summary}")
+        print(printable(f"{name:<{width}}  {summary}"))
 
 
 def _show_config(arguments: Namespace) -> int:

@@ -17,9 +17,10 @@ from esper.karn.report.comparison_tables import (
     training_table,
 )
 from esper.leyline.comparison import ArmRun, ComparisonReport
-from esper.leyline.errors import ExitCode, UsageError
+from esper.leyline.errors import ExitCode, UsageError, shown
 from esper.leyline.jobs import merge_job
 from esper.leyline.learning import LearningReport
+from esper.leyline.printable import printable
 from esper.leyline.untyped_json import readable_json
 from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.scripts.cli import explain_interruption
@@ -32,6 +33,8 @@ DEFAULT_ARMS: Final = ("wait", "random", "heuristic", "periodic")
 DEFAULT_SEEDS: Final = ("1000-1004",)
 DEFAULT_DIRECTORY: Final = "./comparisons"
 STDOUT: Final = "-"
+MAX_SEED_DIGITS: Final = 18
+MAX_SEEDS: Final = 100_000
 
 
 def add_compare_flags(parser: ArgumentParser) -> None:
@@ -89,6 +92,7 @@ def add_compare_flags(parser: ArgumentParser) -> None:
 
 def run_compare(arguments: Namespace) -> int:
     """Run the missing runs of a comparison and print its report."""
+    seeds = seeds_from(arguments.seeds)
     # Imported here, and before signals raise: they load torch, which parsing must not.
     import esper.simic.evaluation.arms
     import esper.simic.evaluation.compare  # noqa: F401
@@ -97,7 +101,7 @@ def run_compare(arguments: Namespace) -> int:
         f"comparison interrupted; finished runs are saved in {arguments.out}; "
         "run the same command again to continue"
     ):
-        report = _compare(arguments)
+        report = _compare(arguments, seeds)
         if arguments.html is not None:
             _write(Path(arguments.html), _page(report))
         if arguments.json == STDOUT:
@@ -109,8 +113,7 @@ def run_compare(arguments: Namespace) -> int:
     return ExitCode.OK
 
 
-def _compare(arguments: Namespace) -> ComparisonReport:
-    seeds = seeds_from(arguments.seeds)
+def _compare(arguments: Namespace, seeds: Sequence[int]) -> ComparisonReport:
     learning = _learning(arguments.training_runs) if arguments.training_runs else None
     # Imported here because they load torch, which parsing and --help must not.
     from esper.runtime.tasks import all_tasks
@@ -150,8 +153,15 @@ def seeds_from(texts: Sequence[str]) -> list[int]:
     for text in texts:
         first, dash, last = text.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"--seeds {text}: expected a seed or a range, such as 7 or 1000-1019")
-        seeds.extend(range(int(first), int(last if dash else first) + 1))
+            raise UsageError(
+                f"--seeds {shown(text)}: expected a seed or a range, such as 7 or 1000-1019"
+            )
+        if max(len(first), len(last)) > MAX_SEED_DIGITS:
+            raise UsageError(f"--seeds {shown(text)}: a seed has at most {MAX_SEED_DIGITS} digits")
+        span = range(int(first), int(last if dash else first) + 1)
+        if len(span) > MAX_SEEDS:
+            raise UsageError(f"--seeds {text}: at most {MAX_SEEDS} seeds can be compared")
+        seeds.extend(span)
     return seeds
 
 
@@ -160,7 +170,8 @@ def _print_progress(run: ArmRun, was_found: bool) -> None:
     how = "reused" if was_found else f"run{alone}"
     accuracies = [env.final_pct for env in run.envs]
     mean = f"{sum(accuracies) / len(accuracies):.1f} %" if accuracies else "all envs failed"
-    print(f"seed {run.seed}  {run.arm}  {mean}  ({how})", file=sys.stderr, flush=True)
+    text = printable(f"seed {run.seed}  {run.arm}  {mean}  ({how})")
+    print(text, file=sys.stderr, flush=True)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -173,10 +184,12 @@ def _write(path: Path, data: bytes) -> None:
 
 def _print_report(report: ComparisonReport) -> None:
     labels = report.labels()
-    print(f"{report.task}: {len(report.seeds)} seeds of {report.num_envs} envs, test split")
+    print(
+        f"{printable(report.task)}: {len(report.seeds)} seeds of {report.num_envs} envs, test split"
+    )
     for name, label in labels.items():
         if label != name:
-            print(f"{label}: {name.partition(':')[2]}")
+            print(printable(f"{label}: {name.partition(':')[2]}"))
     _print_table(scores_table(report))
     print(f"\n{FRONT_MARK} on the Pareto front of accuracy against parameters")
     others = [costs_table(report), differences_table(report)]
@@ -190,4 +203,4 @@ def _print_table(table: Table) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         first, *others = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        print("  ".join([first, *others]).rstrip())
+        print(printable("  ".join([first, *others]).rstrip()))

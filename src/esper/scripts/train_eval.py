@@ -6,6 +6,7 @@ from pathlib import Path
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.evaluation import EvaluationReport, MeanScore
+from esper.leyline.printable import printable
 from esper.scripts.terminal import print_json
 
 __all__ = ["add_eval_flags", "run_eval"]
@@ -69,7 +70,7 @@ def run_eval(arguments: Namespace) -> int:
     if arguments.json:
         print_json(report)
     else:
-        print(*_lines(report), sep="\n")
+        print(*map(printable, _lines(report)), sep="\n")
     return ExitCode.OK
 
 

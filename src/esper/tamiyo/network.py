@@ -6,7 +6,7 @@ Shapes: N envs, T steps, D observation, S slots, F features, H hidden, K heads, 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Final
 
@@ -110,7 +110,7 @@ class PolicyNetwork(nn.Module):
         self.load_state_dict(rooms, assign=True)
         self._initialize(generator)
         self.space = ActionSpace(spec.num_slots, spec.mixtures)
-        self._run_step: Callable[[Tensor, Tensor, LstmState], PolicyOutput] = self._step
+        self._run_step: Callable[[Tensor, Tensor, LstmState], PolicyOutput] = self.step
 
     def _build(self, spec: PolicySpec) -> None:
         hidden, half = spec.hidden_dim, spec.hidden_dim // 2
@@ -186,16 +186,25 @@ class PolicyNetwork(nn.Module):
         return LstmState(h=zeros, c=zeros.clone())
 
     def compile_step(self, mode: str) -> None:
-        """Compile `step` with static shapes, which never change within a run."""
-        self._run_step = torch.compile(
-            self._step, mode=None if mode == "default" else mode, dynamic=False
-        )
+        """Compile the step of `decide`, with static shapes, which never change within a run."""
+        compiled = torch.compile(self.step, mode=None if mode == "default" else mode, dynamic=False)
+        # These modes record CUDA graphs, whose outputs the next call overwrites.
+        is_graph = mode in ("reduce-overhead", "max-autotune")
+        self._run_step = partial(_cloned_step, compiled) if is_graph else compiled
+
+    @torch.no_grad()
+    def warm_up(self, num_envs: int) -> None:
+        """Run one step and discard it: the first call of a compiled step may take minutes."""
+        state = self.initial_state(num_envs)
+        obs = state.h.new_zeros(num_envs, self.spec.obs_dim)
+        empty = torch.full((num_envs, self.spec.num_slots), -1, device=obs.device)
+        self._run_step(obs, empty, state)
 
     def step(self, obs: Tensor, blueprints: Tensor, state: LstmState) -> PolicyOutput:
-        """Run one step of all envs: obs [N, D], blueprints int64 [N, S] with -1 for empty."""
-        return self._run_step(obs, blueprints, state)
+        """Run one step: obs [N, D], blueprints int64 [N, S] with -1 for empty.
 
-    def _step(self, obs: Tensor, blueprints: Tensor, state: LstmState) -> PolicyOutput:
+        Never compiled, as the number of rows may differ from call to call.
+        """
         encoded = self._encode(obs, blueprints).unsqueeze(1)
         recurrent, state = self._recur(encoded, state)
         return self._read(encoded.squeeze(1), recurrent.squeeze(1), state)
@@ -243,7 +252,7 @@ class PolicyNetwork(nn.Module):
         generator: torch.Generator | None,
     ) -> Decision:
         """Sample actions for all envs; without a generator, take the most probable ones."""
-        output = self.step(obs, blueprints, state)
+        output = self._run_step(obs, blueprints, state)
         uniforms = None if generator is None else _draw_uniforms(len(obs), generator, obs.device)
         ops_alone = self.space.op_distribution(output.logits, masks)
         ops = ops_alone.choose(uniforms).squeeze(-1)
@@ -287,6 +296,22 @@ class PolicyNetwork(nn.Module):
             hidden=hidden,
             state=state,
         )
+
+
+def _cloned_step(
+    compiled: Callable[[Tensor, Tensor, LstmState], PolicyOutput],
+    obs: Tensor,
+    blueprints: Tensor,
+    state: LstmState,
+) -> PolicyOutput:
+    """Run a compiled step and copy its outputs out of the memory of its CUDA graph."""
+    output = compiled(obs, blueprints, state)
+    return PolicyOutput(
+        logits=output.logits.clone(),
+        values=output.values.clone(),
+        hidden=output.hidden.clone(),
+        state=LstmState(h=output.state.h.clone(), c=output.state.c.clone()),
+    )
 
 
 def _draw_uniforms(num_envs: int, generator: torch.Generator, device: torch.device) -> Tensor:

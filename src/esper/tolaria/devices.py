@@ -46,8 +46,8 @@ def resolve_device(text: str, *, needs_index: bool = False) -> torch.device:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     device = parse_device(text)
     validate_cuda_device(device, needs_index=needs_index)
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceError(device, "this machine has no usable Metal device; use cpu or auto")
+    if device.type == "mps":
+        raise DeviceError(device, "Metal has no float64, which statistics are kept in; use cpu")
     return torch.device("cuda", 0) if device == torch.device("cuda") else device
 
 

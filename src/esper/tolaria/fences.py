@@ -1,8 +1,9 @@
 """Fences: device streams, transfers, synchronisation and memory statistics.
 
-An env has one fence for the whole run. A lane does the env's work inside `entered`, calls
-`await_transfers` before it uses tensors that the feeder transferred, `keep` on tensors allocated on
-another stream, and `synchronize` once, at the end of a pass; only then may values be materialised.
+A lane has one fence per device for the whole run, and its envs share it. It does an env's work
+inside `entered`, calls `await_transfers` before it uses tensors that the feeder transferred, `keep`
+on tensors allocated on another stream, and `synchronize` once, at the end of a pass; only then may
+values be materialised.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.leyline.workers import MemoryStats
+from esper.leyline.messages import MemoryStats
 
 __all__ = [
     "CpuFence",
@@ -28,26 +29,26 @@ __all__ = [
 
 
 class Fence(Protocol):
-    """Isolates one env's work on a device from that of the other envs."""
+    """Isolates the work of one lane's envs on a device from that of the other lanes."""
 
     @property
     def device(self) -> torch.device:
-        """Return the env's device."""
+        """Return the device."""
 
     def entered(self, *, is_training: bool) -> AbstractContextManager[None]:
-        """Enter the env's device and stream, with or without gradients.
+        """Enter the device and the lane's stream, with or without gradients.
 
         PyTorch stores these modes per thread, so each lane has to enter them itself.
         """
 
     def await_transfers(self) -> None:
-        """Make the env's stream wait for the transfers issued so far."""
+        """Make the lane's stream wait for the transfers issued so far."""
 
     def record_stream(self, *tensors: Tensor) -> None:
-        """Prevent reuse of memory from another stream until the env's stream is done with it."""
+        """Prevent reuse of memory from another stream until the lane's stream is done with it."""
 
     def synchronize(self) -> None:
-        """Block until all work queued on the env's stream is done."""
+        """Block until all work queued on the lane's stream is done."""
 
     def memory(self) -> MemoryStats | None:
         """Return the device allocator's statistics; None where there are none."""
@@ -84,7 +85,7 @@ class CpuFence:
 
 
 class CudaFence:
-    """The fence of a CUDA device: a dedicated stream per env, reused for the whole run."""
+    """The fence of a CUDA device: a dedicated stream per lane, reused for the whole run."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -94,12 +95,12 @@ class CudaFence:
 
     @property
     def device(self) -> torch.device:
-        """Return the env's device."""
+        """Return the device."""
         return self._device
 
     @contextmanager
     def entered(self, *, is_training: bool) -> Iterator[None]:
-        """Enter the env's device and stream, with or without gradients."""
+        """Enter the device and the lane's stream, with or without gradients."""
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device(self._device))
             stack.enter_context(torch.cuda.stream(self.stream))
@@ -107,20 +108,20 @@ class CudaFence:
             yield
 
     def await_transfers(self) -> None:
-        """Make the env's stream wait for the default stream, on which transfers run.
+        """Make the lane's stream wait for the default stream, on which transfers run.
 
-        Inside `entered` the current stream is the env's own, so waiting for the current stream
+        Inside `entered` the current stream is the lane's own, so waiting for the current stream
         would have no effect.
         """
         self.stream.wait_stream(torch.cuda.default_stream(self._device))
 
     def record_stream(self, *tensors: Tensor) -> None:
-        """Record for the allocator that the env's stream uses these tensors."""
+        """Record for the allocator that the lane's stream uses these tensors."""
         for tensor in tensors:
             tensor.record_stream(self.stream)
 
     def synchronize(self) -> None:
-        """Block until all work queued on the env's stream is done."""
+        """Block until all work queued on the lane's stream is done."""
         self.stream.synchronize()
 
     def memory(self) -> MemoryStats | None:
@@ -183,19 +184,19 @@ class RecordingFence:
 
 
 def drain(fence: Fence) -> None:
-    """Block until the env's queued device work is done, before the env is released."""
+    """Block until the lane's queued device work is done, before the env is released."""
     fence.synchronize()
 
 
 def build_fence(device: torch.device) -> Fence:
-    """Return a new fence for an env on this device."""
+    """Return a new fence for a lane's envs on this device."""
     return CudaFence(device) if device.type == "cuda" else CpuFence(device)
 
 
 def transfer_to(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device; to CUDA asynchronously, on the default stream.
 
-    The feeder thread calls this; it never enters an env's stream. An env may use the result after
+    The feeder thread calls this; it never enters a lane's stream. An env may use the result after
     `await_transfers`.
     """
     if tensor.device == device:

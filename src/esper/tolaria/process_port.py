@@ -10,10 +10,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Final
 
-import msgspec
-
 from esper.leyline.engine_payloads import WorkerRestarted
-from esper.leyline.errors import InterruptedRunError, RunFailedError, UsageError, WorkerLostError
+from esper.leyline.errors import UnreadableMessageError, WorkerLostError
 from esper.leyline.workers import (
     Answer,
     Command,
@@ -23,27 +21,27 @@ from esper.leyline.workers import (
     Stacks,
     StacksRequest,
     Stop,
-    WorkerError,
     WorkerIdentity,
     WorkerMessage,
     WorkerReady,
     WorkerRefused,
     WorkerSpec,
+    decode_from_worker,
+    encode,
+    entered_envs,
 )
 from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.lanes import Lane
 from esper.tolaria.pulse import Pulse
+from esper.tolaria.replies import formatted_stacks, refusal_of, settle
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.wire import Wire
 
-__all__ = ["ProcessPort", "error_of"]
+__all__ = ["ProcessPort"]
 
 POLL_S: Final = 0.05
 STACKS_TIMEOUT_S: Final = 1.0
 """How long a hung worker may take to report its stacks: none if it holds the interpreter lock."""
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(WorkerMessage)
 
 
 class ProcessPort:
@@ -72,6 +70,7 @@ class ProcessPort:
         self._lock = threading.Lock()
         self._pending: deque[Future[Reply]] = deque()
         self._num_sent = 0
+        self._num_answered = 0
         self._started: Future[WorkerReady] = Future()
         self._stacks: Future[Stacks] = Future()
         self._lost: WorkerLostError | None = None
@@ -131,63 +130,52 @@ class ProcessPort:
     def _send(self, message: DriverMessage | WorkerSpec) -> None:
         # If the other end is gone, the reader finds out and fails what is pending.
         with suppress(OSError):
-            self._wire.send(_ENCODER.encode(message))
+            self._wire.send(encode(message))
 
     def _end_hung(self, reason: str) -> None:
         self._send(StacksRequest())
         stacks: dict[str, str] = {}
         with suppress(TimeoutError):
             stacks = self._stacks.result(STACKS_TIMEOUT_S).stacks
-        text = "\n".join(f"{name}:\n{stack}" for name, stack in stacks.items())
         with self._lock:
-            self._lost = self._lost or self._loss(reason, text)
+            self._lost = self._lost or self._loss(reason, formatted_stacks(stacks))
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         """Receive messages until the connection ends, then fail what is pending."""
-        while (data := self._wire.receive()) is not None:
-            match _DECODER.decode(data):
-                case Answer(reply=reply):
-                    _settle(self._pending.popleft(), reply)
-                case WorkerReady() as ready:
-                    self._started.set_result(ready)
-                case WorkerRefused(message=message, exit_code=code):
-                    self._started.set_exception(_refusal(message, code))
-                case Stacks() as stacks:
-                    with suppress(InvalidStateError):
-                        self._stacks.set_result(stacks)
+        unreadable: str | None = None
+        try:
+            while (data := self._wire.receive()) is not None:
+                self._take(decode_from_worker(data))
+        except UnreadableMessageError as error:
+            unreadable = f"sent a message that {error}"
+            self._wire.close()
         ending = self._server.reap(self.pid)
         with self._lock:
-            lost = self._lost = self._lost or self._loss(ending, "")
+            lost = self._lost = self._lost or self._loss(unreadable or ending, "")
         with suppress(InvalidStateError):
             self._started.set_exception(lost)
         while self._pending:
             self._pending.popleft().set_exception(lost)
 
+    def _take(self, message: WorkerMessage) -> None:
+        match message:
+            case Answer(seq=seq, reply=reply):
+                if seq != self._num_answered or not self._pending:
+                    raise UnreadableMessageError(f"answers request {seq}, which is not due")
+                self._num_answered += 1
+                settle(self._pending.popleft(), reply)
+            case WorkerReady() as ready:
+                with suppress(InvalidStateError):
+                    self._started.set_result(ready)
+            case WorkerRefused() as refused:
+                with suppress(InvalidStateError):
+                    self._started.set_exception(refusal_of(refused))
+            case Stacks() as stacks:
+                with suppress(InvalidStateError):
+                    self._stacks.set_result(stacks)
+
     def _loss(self, reason: str, stacks: str) -> WorkerLostError:
-        entered = {beat.env_id for beat in self._pulse.read()}
-        return WorkerLostError(
-            self._index,
-            reason,
-            env_ids=tuple(sorted(env_id for env_id in entered if env_id is not None)),
-            stacks=stacks,
-        )
-
-
-def _settle(future: "Future[Reply]", reply: Reply) -> None:
-    if reply.error is None:
-        future.set_result(reply)
-    else:
-        future.set_exception(error_of(reply.error))
-
-
-def error_of(error: WorkerError) -> Exception:
-    """Return the exception that a worker's error is raised as."""
-    if error.is_interruption:
-        return InterruptedRunError(error.message)
-    return RunFailedError(f"{error.error_type}: {error.message}\n{error.traceback}")
-
-
-def _refusal(message: str, exit_code: int) -> Exception:
-    return UsageError(message) if exit_code == UsageError.exit_code else RunFailedError(message)
+        env_ids = entered_envs(self._pulse.read())
+        return WorkerLostError(self._index, reason, env_ids=env_ids, stacks=stacks)

@@ -9,6 +9,8 @@ from typing import Final
 __all__ = ["Wire"]
 
 _LENGTH: Final = struct.Struct("<Q")
+MAX_MESSAGE_BYTES: Final = 2**32
+"""A length beyond this is not one of ours: snapshots, the largest messages, hold one network."""
 
 
 class Wire:
@@ -25,12 +27,15 @@ class Wire:
             self._socket.sendall(message)
 
     def receive(self) -> bytes | None:
-        """Return the next message; None if the other end is gone, even in mid-message."""
+        """Return the next message; None if the other end is gone, even in mid-message.
+
+        An impossible length counts as the end: nothing after it can be understood.
+        """
         head = self._read(_LENGTH.size)
         if head is None:
             return None
         (size,) = _LENGTH.unpack(head)
-        return self._read(size)
+        return None if size > MAX_MESSAGE_BYTES else self._read(size)
 
     def _read(self, size: int) -> bytes | None:
         """Return exactly `size` bytes; None if the connection ends before."""

@@ -20,6 +20,7 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvTestResult,
+    MemoryStats,
     Phase,
     StepDecision,
 )
@@ -27,7 +28,6 @@ from esper.leyline.workers import (
     Apply,
     Build,
     Command,
-    MemoryStats,
     Quarantine,
     Release,
     Reply,
@@ -39,11 +39,12 @@ from esper.leyline.workers import (
     merge_replies,
 )
 from esper.tolaria.containment import Place, contained
+from esper.tolaria.fences import Fence, build_fence
 from esper.tolaria.lanes import BatchStream, Lane, feed, joined
 from esper.tolaria.pulse import Pulse
 from esper.tolaria.stopping import StopFlag
 
-__all__ = ["EnvWork", "Worker"]
+__all__ = ["EnvWork", "Worker", "lane_fences"]
 
 E = TypeVar("E")
 B = TypeVar("B")
@@ -53,6 +54,32 @@ T = TypeVar("T")
 
 STREAM_DEPTH: Final = 3
 """Maximum number of batches queued for a lane."""
+
+
+def lane_fences(
+    devices: Sequence[torch.device], env_ids: Sequence[int], num_lanes: int
+) -> dict[int, Fence]:
+    """Return the fence of each env of a worker: the envs of a lane share one per device.
+
+    A lane works on one env at a time, and the caching allocator keeps a memory pool per stream:
+    with a stream per env, memory that one env has freed could not serve the next.
+
+    Args:
+        devices: one per env of the run.
+        env_ids: the worker's envs.
+        num_lanes: threads of the worker.
+    """
+    fences: dict[int, Fence] = {}
+    for owned in _envs_by_lane(env_ids, num_lanes):
+        distinct = dict.fromkeys(devices[env_id] for env_id in owned)
+        of_lane = {device: build_fence(device) for device in distinct}
+        fences |= {env_id: of_lane[devices[env_id]] for env_id in owned}
+    return fences
+
+
+def _envs_by_lane(env_ids: Sequence[int], num_lanes: int) -> list[tuple[int, ...]]:
+    """Return the envs of each lane; no lane is without one."""
+    return [tuple(env_ids[index::num_lanes]) for index in range(min(num_lanes, len(env_ids)))]
 
 
 class EnvWork(Protocol[E, B_contra]):
@@ -273,8 +300,8 @@ class Worker(Generic[E, B]):
         self._stop = StopFlag(parent=stop)
         self._feeder = Lane("feeder")
         self._groups = [
-            _env_group(index, self.env_ids[index::num_lanes], work, self._stop, pulse)
-            for index in range(min(num_lanes, len(self.env_ids)))
+            _env_group(index, owned, work, self._stop, pulse)
+            for index, owned in enumerate(_envs_by_lane(self.env_ids, num_lanes))
         ]
 
     @property

@@ -8,8 +8,9 @@ import pytest
 from tests.karn.story import STARTED_TS, Story, Wire, failure, started
 
 from esper.karn.console.console import Console
-from esper.karn.console.formatting import duration, number, printable, sparkline
+from esper.karn.console.formatting import duration, number, sparkline
 from esper.leyline import payloads
+from esper.leyline.printable import printable
 from esper.leyline.telemetry import Event, EventScope
 
 STORY = list(Story(num_rounds=3, num_envs=3, num_steps=12).events())
@@ -223,5 +224,5 @@ def test_sparkline_leaves_gaps_for_what_was_not_measured() -> None:
     assert sparkline([None]) == ""
 
 
-def test_printable_keeps_words_and_replaces_controls() -> None:
-    assert printable("héllo ✓\x1b[0m\n") == "héllo ✓·[0m·"
+def test_printable_keeps_words_and_escapes_controls() -> None:
+    assert printable("héllo ✓\x1b[0m\n") == r"héllo ✓\x1b[0m\n"

@@ -48,10 +48,10 @@ def test_server_on_every_address_goes_by_numbers_but_not_by_foreign_names() -> N
 
 @given(host=st.text(max_size=20), origin=st.text(max_size=20), authorization=st.text(max_size=20))
 def test_no_header_makes_the_check_stumble(host: str, origin: str, authorization: str) -> None:
-    headers = {"host": host, "origin": origin, "authorization": authorization}
+    request = asked(host, origin=origin, authorization=authorization)
     security = Security(host="127.0.0.1", token="sesame")
 
-    refusal = security.refusal(Request(headers=headers))
+    refusal = security.refusal(request)
 
     assert refusal is not None
     assert refusal.status in (400, 401, 403)
@@ -63,7 +63,7 @@ RULES: dict[str, tuple[Request, int | None]] = {
     "another port of this machine": (asked("localhost:1"), None),
     "a host in brackets": (asked("[::1]:8765"), None),
     "another address of this machine": (asked("127.0.0.2:8765"), 400),
-    "no host": (Request(headers={}), 400),
+    "no host": (Request(headers={}, query={}, path="/", method="GET"), 400),
     "a foreign host": (asked("evil.example"), 400),
     "a malformed host": (asked("["), 400),
     "a foreign host that begins like ours": (asked("127.0.0.1.evil.example"), 400),
@@ -131,7 +131,21 @@ def test_rule_without_a_token(what: str) -> None:
     refusal = security.refusal(request)
 
     assert (None if refusal is None else refusal.status) == status
-    assert refusal is None or refusal.reason
+    assert refusal is None or refusal.reason in REASONS[refusal.status]
+
+
+REASONS = {
+    400: ("unknown host name in the Host header",),
+    401: ("the token is missing or wrong",),
+    403: ("origin not allowed", "request of another site not allowed"),
+    405: ("only GET and HEAD, without a body",),
+}
+
+
+@pytest.mark.parametrize("host", ["localhost:80", "127.0.0.1:80", "[::1]:80"])
+def test_server_of_any_address_answers_to_the_names_of_its_own_machine(host: str) -> None:
+    security = Security(host="box.example", token="t")
+    assert security.refusal(asked(host, query={"token": "t"})) is None
 
 
 TOKENS: dict[str, tuple[Request, bool]] = {
@@ -161,6 +175,7 @@ def test_token_is_asked_for(what: str) -> None:
     request, is_right = TOKENS[what]
     refusal = Security(host="127.0.0.1", token="sesame").refusal(request)
     assert (None if refusal is None else refusal.status) == (None if is_right else 401)
+    assert refusal is None or refusal.reason in REASONS[401]
 
 
 def test_server_has_the_name_it_is_bound_to_and_no_other() -> None:

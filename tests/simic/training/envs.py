@@ -164,7 +164,7 @@ def context_for(
         config=training,
         task=task,
         build_host=build_host,
-        fences=tuple(fences) or tuple(CpuFence() for _ in range(training.n_envs)),
+        fences=dict(enumerate(fences or [CpuFence() for _ in range(training.n_envs)])),
         uses_scaler=uses_scaler,
         run_seed=run_seed,
     )

@@ -17,12 +17,11 @@ from tests.simic.training.envs import (
 from tests.tamiyo.controllers.situations import situation_of
 
 from esper.leyline.actions import ActionSpec, Op
-from esper.leyline.messages import EnvEvidence, EnvOutcome, PanicReason
+from esper.leyline.messages import EnvEvidence, EnvOutcome, MemoryStats, PanicReason
 from esper.leyline.payloads import GradientAnomaly, SeedFossilized
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import TASKS as SHIPPED
 from esper.leyline.tasks import TaskSpec
-from esper.leyline.workers import MemoryStats
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset
 from esper.tamiyo.controllers.baselines import PeriodicController, RandomController

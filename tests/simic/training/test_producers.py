@@ -23,11 +23,10 @@ from tests.simic.training.small_runs import (
 
 from esper.leyline.actions import HEADS
 from esper.leyline.errors import RunFailedError
-from esper.leyline.messages import Phase
+from esper.leyline.messages import MemoryStats, Phase
 from esper.leyline.payloads import RewardHackingSuspected
 from esper.leyline.stages import Stage
 from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, Severity
-from esper.leyline.workers import MemoryStats
 from esper.simic import seed_management
 from esper.simic.telemetry import emitters, step_events
 from esper.simic.training import batch_ops, reporter

@@ -1,6 +1,7 @@
 """Names in `vectorized` that may be replaced, each replaced and seen to take effect."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.vectorized import run_job
 from esper.tolaria.fences import RecordingFence
 from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import Watchdog
 
 
 def short_run(telemetry_dir: Path, *, resume: bool = False, **training: object) -> TrainingResult:
@@ -67,7 +69,7 @@ def test_replacing_the_batch_iterator_changes_the_data(
     passes: list[tuple[int, int]] = []
 
     class Noting(SharedBatchIterator):
-        def batches(self, *, round: int, step: int) -> Iterator[list[Any]]:
+        def batches(self, *, round: int, step: int) -> Iterator[Sequence[Any]]:
             passes.append((round, step))
             return super().batches(round=round, step=step)
 
@@ -83,9 +85,9 @@ def test_replacing_the_agent_changes_who_decides_and_who_is_loaded(
 
     class Noting(PPOAgent):
         @classmethod
-        def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> PPOAgent:
+        def load(cls, path: Path | str, **options: Any) -> PPOAgent:
             loaded.append(Path(path))
-            return super().load(path, device=device)
+            return super().load(path, **options)
 
     monkeypatch.setattr(vectorized, "PPOAgent", Noting)
     assert isinstance(short_run(tmp_path).agent, Noting)
@@ -127,12 +129,12 @@ def test_precision_is_that_of_the_hosts_devices_and_not_of_the_policys(
     job, _ = merge_job(("test", layer))
     parts = RunParts(autocast=Precision.autocast)
     setup = prepare_worker(job, StopFlag(), parts=parts)
-    devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
-    fences = tuple(RecordingFence(device=device) for device in devices)
+    devices = (torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu"))
+    fences = {env_id: RecordingFence(device=device) for env_id, device in enumerate(devices)}
 
-    for some, types in ((fences[:2], ["cuda"]), (fences, ["cpu", "cuda"])):
+    for some, types in ((devices[:2], ["cuda"]), (devices, ["cpu", "cuda"])):
         entered.clear()
-        with build_work(replace(setup, fences=some)).rules.autocast():
+        with build_work(replace(setup, devices=some), fences=fences).rules.autocast():
             pass
         assert entered == types
 
@@ -187,3 +189,27 @@ def test_a_compiled_policy_runs_the_compiled_step(
     short_run(tmp_path / "on", compile_mode="reduce-overhead")
     assert set(compiled) == {"reduce-overhead"}
     assert len(compiled) >= 2
+
+
+def test_a_policy_is_compiled_on_the_control_thread_before_the_watchdog_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    watch = Watchdog.run
+
+    def compile_double(function: Callable[..., Any], **options: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            events.append(f"step on {threading.current_thread().name}")
+            return function(*arguments)
+
+        return run
+
+    async def noted(watchdog: Watchdog) -> None:
+        events.append("watchdog")
+        await watch(watchdog)
+
+    monkeypatch.setattr(torch, "compile", compile_double)
+    monkeypatch.setattr(Watchdog, "run", noted)
+    short_run(tmp_path, compile_mode="max-autotune")
+    assert events[:2] == ["step on control", "watchdog"]
+    assert set(events[2:]) == {"step on control"}

@@ -87,7 +87,7 @@ def test_a_run_that_is_asked_to_stop_says_so(
 
 
 def test_a_run_beside_which_something_fails_says_so(tmp_path: Path) -> None:
-    async def failing(hub: object, request_stop: object) -> None:
+    async def failing(hub: object) -> None:
         raise RunFailedError("port 8765 is in use")
 
     settings = {"telemetry_dir": str(tmp_path), "fsync": "never", "lanes": 1}

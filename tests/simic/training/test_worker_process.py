@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -16,13 +17,26 @@ from tests.simic.training.worker_runs import digits_job, facts_of, run_facts
 from esper.leyline.config import EngineKind
 from esper.leyline.errors import ConfigError, InterruptedRunError
 from esper.leyline.telemetry import EventType
-from esper.leyline.workers import Command, Train, WorkerIdentity
+from esper.leyline.workers import (
+    Build,
+    Command,
+    Request,
+    Train,
+    WorkerIdentity,
+    WorkerReady,
+    WorkerSpec,
+    decode_from_worker,
+    encode,
+)
 from esper.runtime.batches import SharedBatchIterator
 from esper.simic.training import vectorized
 from esper.simic.training.assembly import engines
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.vectorized import run_job
+from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.process_port import ProcessPort
+from esper.tolaria.pulse import Pulse
+from esper.tolaria.wire import Wire
 
 Facts = tuple[list[bytes], str, bytes]
 
@@ -110,16 +124,18 @@ def test_a_run_interrupted_on_one_engine_is_resumed_on_another(
     assert run_facts(run_dir) == on_threads
 
 
-def test_workers_with_other_data_are_refused_with_both_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("field", ["data", "machine_kind", "task", "esper", "python"])
+def test_workers_that_would_compute_other_results_are_refused_with_both_values(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actual = engines.worker_identity
 
     def other(setup: Any) -> WorkerIdentity:
-        return msgspec.structs.replace(actual(setup), data="0123")
+        return msgspec.structs.replace(actual(setup), **{field: "0123"})
 
     monkeypatch.setattr(engines, "worker_identity", other)
-    with pytest.raises(ConfigError, match="the driver's is '0123'"):
+    named = field.replace("_", " ")
+    with pytest.raises(ConfigError, match=f"its {named} is '.+', the driver's is '0123'"):
         run_job(digits_job(tmp_path, engine="processes", workers=2))
     assert list(tmp_path.iterdir()) == []
 
@@ -144,6 +160,38 @@ def test_replaced_parts_that_workers_need_are_refused_on_processes(
     with pytest.raises(ConfigError, match="batch_iterator was replaced"):
         run_job(digits_job(tmp_path, engine="processes"))
     assert run_job(digits_job(tmp_path)).history
+
+
+JUNK = [b"", b"\xc1", b"\x91" * 100_000, msgspec.msgpack.encode({"type": "Train", "step": 0})]
+
+
+@pytest.mark.parametrize("is_started", [False, True], ids=["as its specification", "later"])
+def test_a_worker_that_receives_junk_ends_with_one_line(
+    is_started: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = digits_job(tmp_path)
+    spec = encode(WorkerSpec(index=0, job=job, env_ids=(0,), lanes=1))
+    out_of_turn = encode(Request(seq=5, command=Build(round=0)))
+    server = ForkServer(engines.WORKER_TARGET)
+    for junk in [*JUNK, out_of_turn]:
+        (_, pulse), (ours, theirs) = Pulse.create(1), socket.socketpair()
+        ours.settimeout(60)
+        with theirs:
+            pid = server.fork([theirs.fileno(), pulse])
+        os.close(pulse)
+        wire = Wire(ours)
+        if is_started:
+            wire.send(spec)
+            assert isinstance(decode_from_worker(wire.receive() or b""), WorkerReady)
+        wire.send(junk)
+        assert wire.receive() is None
+        wire.close()
+        assert server.reap(pid) == "exited with code 1"
+    server.close()
+
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == len(JUNK) + 1
+    assert all("ends: it received a message that" in line for line in lines)
 
 
 def test_workers_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """The console: a live screen on a terminal, milestone lines elsewhere, a summary at the end."""
 
+import contextlib
 import io
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TextIO, cast
 
 import anyio
 from rich.console import Console as RichConsole
@@ -25,6 +26,7 @@ from esper.karn.view.snapshot import Snapshot
 from esper.karn.view.thresholds import Grade
 from esper.karn.view.view_model import ViewModel
 from esper.leyline import payloads
+from esper.leyline.printable import printable
 from esper.leyline.telemetry import Event, Severity
 
 __all__ = ["Console"]
@@ -32,21 +34,36 @@ __all__ = ["Console"]
 REFRESH_S: Final = 0.25
 
 
-def _ignore() -> None:
-    """Ignore a closed stream."""
+class _LossyStream:
+    """A text stream that stops writing at the first failure: progress is worth no run.
 
+    The reader of a pipe has closed it, the disk is full, or the terminal is gone.
+    """
 
-class _Stream(RichConsole):
-    """A rich console that stops writing after a broken pipe and reports it."""
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._is_lost = False
 
-    def __init__(self, *, on_closed: Callable[[], None], **options: Any) -> None:
-        super().__init__(**options)
-        self._on_closed = on_closed
+    def write(self, text: str) -> int:
+        with self._noting_loss():
+            if not self._is_lost:
+                self._file.write(text)
+        return len(text)
 
-    def on_broken_pipe(self) -> None:
-        """Stop writing; rich itself would raise SystemExit and skip the event loop's clean-up."""
-        self.quiet = True
-        self._on_closed()
+    def flush(self) -> None:
+        with self._noting_loss():
+            if not self._is_lost:
+                self._file.flush()
+
+    @contextlib.contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # Python raises ValueError for a closed stream
+            self._is_lost = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)  # what rich asks about: encoding, descriptor, terminal
 
 
 class Console:
@@ -63,7 +80,6 @@ class Console:
         is_quiet: bool = False,
         footer: tuple[str, ...] = (),
         final_footer: tuple[str, ...] | None = None,
-        on_broken_pipe: Callable[[], None] = _ignore,
         clock: Callable[[], float] = time.time,
         is_terminal: bool | None = None,
         width: int | None = None,
@@ -76,7 +92,6 @@ class Console:
             is_quiet: write nothing but alarms of severity error or higher.
             footer: lines below the live screen, with the locations of log and dashboard.
             final_footer: lines below the summary; None uses `footer`.
-            on_broken_pipe: called, from any thread, when the stream's reader has closed it.
             clock: returns the current time in seconds since the epoch.
             is_terminal: None detects it from the stream.
             width: columns; None uses the terminal's width.
@@ -85,9 +100,8 @@ class Console:
         if isinstance(file, io.TextIOWrapper):
             # Write characters that the encoding lacks as '?' instead of failing the run.
             file.reconfigure(errors="replace")
-        self._rich = _Stream(
-            on_closed=on_broken_pipe,
-            file=file,
+        self._rich = RichConsole(
+            file=cast(TextIO, _LossyStream(file)),
             force_terminal=is_terminal,
             width=width,
             height=height,
@@ -95,8 +109,9 @@ class Console:
             markup=False,
         )
         self._is_quiet = is_quiet
-        self._footer = footer
-        self._final_footer = footer if final_footer is None else final_footer
+        self._footer = tuple(map(printable, footer))
+        last = footer if final_footer is None else final_footer
+        self._final_footer = tuple(map(printable, last))
         self._clock = clock
         self._model = ViewModel()
         self._lock = threading.Lock()

@@ -1,10 +1,9 @@
 """Formatting of numbers, durations and untrusted text for terminals; missing values are dashes."""
 
-import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["MISSING", "STAGE_LABELS", "duration", "number", "printable", "sparkline"]
+__all__ = ["MISSING", "STAGE_LABELS", "duration", "number", "sparkline"]
 
 MISSING: Final = "-"
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -51,8 +50,3 @@ def sparkline(values: Sequence[float | None], *, is_ascii: bool = False) -> str:
     return "".join(
         " " if value is None else blocks[round((value - low) / span * last)] for value in values
     )
-
-
-def printable(text: str) -> str:
-    """Replace control characters, such as those of escape sequences, with a visible dot."""
-    return "".join("·" if unicodedata.category(char)[0] == "C" else char for char in text)

@@ -12,7 +12,6 @@ from esper.karn.console.formatting import (
     STAGE_LABELS,
     duration,
     number,
-    printable,
     sparkline,
 )
 from esper.karn.view.snapshot import (
@@ -25,6 +24,7 @@ from esper.karn.view.snapshot import (
     Snapshot,
 )
 from esper.karn.view.thresholds import THRESHOLDS, Grade, grade
+from esper.leyline.printable import printable
 from esper.leyline.telemetry import Severity
 
 __all__ = ["alarm_line", "draw_screen", "draw_summary", "round_line", "start_line"]
@@ -156,7 +156,9 @@ def _env_row(env: EnvView, item: EnvAttention, is_ascii: bool) -> list[Text]:
         words += " (failed)"
     return [
         Text(str(env.env_id)),
-        Text.assemble(_sign(level, is_ascii), item.reasons[0] if item.reasons else env.status),
+        Text.assemble(
+            _sign(level, is_ascii), printable(item.reasons[0] if item.reasons else env.status)
+        ),
         Text(number(env.accuracy_pct, ".1f", " %")),
         Text(sparkline(env.sparkline[-20:], is_ascii=is_ascii), style="cyan"),
         *(_slot_text(slot) for slot in env.slots),

@@ -13,6 +13,8 @@ from esper.leyline.untyped_json import readable_json
 from esper.nissa.analysis.counting import PARALLEL_BYTES
 from esper.nissa.analysis.run_profile import Scan, ScanTask, scan_log
 from esper.nissa.reading.lines import STDIN, find_logs, run_directory_of
+from esper.nissa.storage.files import read_limited
+from esper.nissa.storage.run_directory import read_manifest
 
 __all__ = [
     "BASELINE_DIR",
@@ -26,6 +28,7 @@ __all__ = [
     "write_baseline",
 ]
 
+MAX_BASELINE_BYTES: Final = 64 << 20
 BASELINE_DIR: Final = Path("telemetry/baselines")
 
 
@@ -90,10 +93,7 @@ def _read_manifest(log: Path) -> RunManifest | None:
     path = None if directory is None else directory / "run.json"
     if path is None or not path.is_file():
         return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RunManifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableFileError(path, f"not a run manifest: {error}") from None
+    return read_manifest(path.parent)
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
@@ -108,9 +108,8 @@ def write_baseline(baseline: Baseline, path: Path) -> None:
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline file."""
     try:
-        baseline = msgspec.json.decode(path.read_bytes(), type=Baseline)
-    except OSError as error:
-        raise UnreadableFileError(path, f"cannot be read: {error.strerror}") from None
+        data = read_limited(path, MAX_BASELINE_BYTES, "baseline")
+        baseline = msgspec.json.decode(data, type=Baseline)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableFileError(
             path, f"not a baseline: {error}; 'esper-telemetry baseline capture' creates one"

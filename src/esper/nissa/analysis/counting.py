@@ -19,7 +19,13 @@ import msgspec
 
 from esper.leyline.errors import UnreadableFileError
 from esper.nissa.reading.checksummed_blocks import block_start_after, vouched_blocks
-from esper.nissa.reading.lines import STDIN, is_compressed, read_chunks, split_lines
+from esper.nissa.reading.lines import (
+    CHUNK_BYTES,
+    STDIN,
+    is_compressed,
+    read_chunks,
+    split_lines,
+)
 
 __all__ = ["BadLine", "CountBy", "CountTask", "Tally", "count_logs", "count_part", "merge_tallies"]
 
@@ -188,7 +194,8 @@ def _line_end_after(path: Path, offset: int) -> int:
     try:
         with path.open("rb") as stream:
             stream.seek(offset)
-            stream.readline()
+            while (piece := stream.readline(CHUNK_BYTES)) and not piece.endswith(b"\n"):
+                pass
             return stream.tell()
     except OSError as error:
         raise UnreadableFileError(path, f"cannot be read: {error.strerror}") from None

@@ -3,7 +3,7 @@
 import hmac
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,9 +24,9 @@ class Request:
     """What the rules look at."""
 
     headers: Mapping[str, str]
-    query: Mapping[str, str] = field(default_factory=dict)
-    path: str = "/"
-    method: str = "GET"
+    query: Mapping[str, str]
+    path: str
+    method: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from esper.leyline.errors import ForeignFileError
+from esper.leyline.errors import ForeignFileError, UnreadableFileError
 
 __all__ = [
     "FileSystem",
     "link_atomically",
     "make_directories",
+    "read_limited",
     "require_own_directory",
     "require_own_file",
     "write_atomically",
@@ -151,6 +152,25 @@ def make_directories(files: FileSystem, path: Path) -> None:
                 raise
             continue  # made by another run in the meantime
         files.fsync_directory(directory.parent)
+
+
+def read_limited(path: Path, max_bytes: int, what: str) -> bytes:
+    """Read a whole file; raise UnreadableFileError if it cannot be read or is too large.
+
+    Args:
+        path: the file; of a pipe or device, the first bytes are read.
+        max_bytes: the largest size that is accepted.
+        what: the expected kind of file, for the message.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UnreadableFileError(path, f"cannot read the {what}: {reason}") from None
+    if len(data) > max_bytes:
+        raise UnreadableFileError(path, f"not a {what}: over {max_bytes} bytes")
+    return data
 
 
 def write_atomically(files: FileSystem, path: Path, data: bytes) -> None:

@@ -16,7 +16,12 @@ from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.leyline.untyped_json import readable_json
-from esper.nissa.storage.files import FileSystem, make_directories, write_atomically
+from esper.nissa.storage.files import (
+    FileSystem,
+    make_directories,
+    read_limited,
+    write_atomically,
+)
 from esper.version import __version__
 
 __all__ = [
@@ -93,17 +98,10 @@ def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
 def read_manifest(run_dir: Path) -> RunManifest:
     """Read `run.json`."""
     path = run_dir / MANIFEST_FILE
+    data = read_limited(path, MAX_MANIFEST_BYTES, "manifest of a run")
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_MANIFEST_BYTES + 1)
-        if len(data) > MAX_MANIFEST_BYTES:
-            raise UnreadableFileError(
-                path, f"not the manifest of a run: over {MAX_MANIFEST_BYTES} bytes"
-            )
         return msgspec.json.decode(data, type=RunManifest)
-    except OSError as error:
-        raise UnreadableFileError(path, error.strerror or str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableFileError(path, f"not the manifest of a run: {error}") from None
 
 

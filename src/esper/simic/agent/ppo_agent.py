@@ -264,10 +264,23 @@ class PPOAgent:
                     raise ValueError(f"optimizer's {name} of shape {tuple(value.shape)}")
 
     @classmethod
-    def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> "PPOAgent":
-        """Load the agent from a checkpoint of the agent or of a whole run."""
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        device: torch.device | str = "cpu",
+        checkpoint: Mapping[str, Any] | None = None,
+    ) -> "PPOAgent":
+        """Load the agent from a checkpoint of the agent or of a whole run.
+
+        Args:
+            path: of the checkpoint.
+            device: where the agent computes.
+            checkpoint: the contents of the file, if they were read already.
+        """
         try:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            if checkpoint is None:
+                checkpoint = torch.load(path, map_location="cpu", weights_only=True)
             state = checkpoint["agent"]
         except FileNotFoundError:
             raise UnreadableFileError(path, "no such checkpoint") from None

@@ -12,7 +12,6 @@ from esper.leyline.comparison import ArmRun, EpisodeMeasure
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
 from esper.leyline.messages import EnvEvidence
-from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.reports import EpisodeStatus
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
@@ -20,9 +19,10 @@ from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arms import Arm, check_topologies
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
 from esper.simic.evaluation.flops import FlopMeter
+from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
-from esper.simic.training.assembly.worker_assembly import env_context
+from esper.simic.training.assembly.worker_assembly import Topologies, env_context
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.event_loop import run_event_loop
@@ -62,24 +62,27 @@ def run_arm(
     policy = arm.policies[stratum] if arm.policies else None
     _check_slots(job, policy)
     its_job = msgspec.structs.replace(job, training=training)
-    setup = prepare_run(its_job, arm.command, policy, stop, parts=RunParts(), dataset=dataset)
-    if isinstance(setup.controller, PolicyController):
-        setup.controller.is_greedy = greedy
-        # The comparison may have another number of envs or steps than the policy's training.
-        setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
-    if setup.worker.probe is not None:
-        raise UsageError(
-            f"{training.task}: a probe has no network whose accuracy and FLOPs could be compared; "
-            "python -m tools.probes measures policies on probes"
+    with deterministic_gpu_math(training):
+        setup = prepare_run(its_job, arm.command, policy, stop, parts=RunParts(), dataset=dataset)
+        if isinstance(setup.controller, PolicyController):
+            setup.controller.is_greedy = greedy
+            # The comparison may have another number of envs or steps than the policy's training.
+            setup.controller.agent.fit_rollout(
+                num_envs=training.n_envs, num_steps=training.max_epochs
+            )
+        if setup.worker.probe is not None:
+            raise UsageError(
+                f"{training.task}: a probe has no network whose accuracy and FLOPs could be "
+                "compared; python -m tools.probes measures policies on probes"
+            )
+        topologies, context = _topologies(arm, model), env_context(setup.worker)
+        check_topologies(setup.job, arm, topologies, build_model(context, 0, 0).num_host_params)
+        start = time.perf_counter()
+        grown = run_event_loop(
+            partial(evaluate_round, setup, topologies=topologies, is_tested_each_step=True), stop
         )
-    topologies, context = _topologies(arm, model), env_context(setup.worker)
-    check_topologies(setup.job, arm, topologies, build_model(context, 0, 0).num_host_params)
-    start = time.perf_counter()
-    grown = run_event_loop(
-        partial(evaluate_round, setup, topologies=topologies, is_tested_each_step=True), stop
-    )
-    wall_s = time.perf_counter() - start
-    envs = _measures(grown, FlopMeter(context=context, sample=_sample(setup)))
+        wall_s = time.perf_counter() - start
+        envs = _measures(grown, FlopMeter(context=context, sample=_sample(setup)))
     return ArmRun(
         arm=arm.name,
         stratum=stratum,
@@ -98,7 +101,7 @@ def _check_slots(job: Job, policy: LoadedRun | None) -> None:
         )
 
 
-def _topologies(arm: Arm, model: ArmRun | None) -> dict[int, TopologyManifestRecorded]:
+def _topologies(arm: Arm, model: ArmRun | None) -> Topologies:
     """Return the networks that a static arm trains, by env; empty for the other arms."""
     if model is not None:
         return {env.env_id: env.topology for env in model.envs}

@@ -8,14 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from esper.leyline.comparison import ArmRun, ComparisonReport, RunRequest
 from esper.leyline.config import DataSource, Job
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
-from esper.nissa.storage.files import FileSystem, write_atomically
+from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.sources import DataOrigin
 from esper.runtime.tasks import is_installed_task, registered_task
@@ -32,6 +32,7 @@ from esper.tolaria.supervisor import stop_signals
 
 __all__ = ["RunStore", "compare"]
 
+MAX_RUN_BYTES: Final = 64 << 20
 Progress = Callable[[ArmRun, bool], None]
 """Called for every run, with whether it was reused from the directory."""
 
@@ -81,10 +82,11 @@ class RunStore:
         """Return a saved run, or None."""
         path = self.path_of(arm, stratum, seed)
         try:
-            run = msgspec.json.decode(path.read_bytes(), type=ArmRun)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError) as error:
+            if not path.exists():
+                return None
+            data = read_limited(path, MAX_RUN_BYTES, "run of a comparison")
+            run = msgspec.json.decode(data, type=ArmRun)
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise UnreadableFileError(path, f"{error}; remove it to run it again") from None
         # A checkpoint may have been moved since: runs are matched by its content, not its path.
         return msgspec.structs.replace(run, arm=arm.name, stratum=stratum)

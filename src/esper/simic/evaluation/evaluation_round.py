@@ -11,7 +11,7 @@ from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.reports import EpisodeRecord
 from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.telemetry.phases import PhaseProfiler
-from esper.simic.training.assembly.control_assembly import build_control, build_watchdog
+from esper.simic.training.assembly.control_assembly import build_watchdog, start_control
 from esper.simic.training.assembly.engines import build_engine
 from esper.simic.training.assembly.run_setup import RunSetup, grown_header
 from esper.simic.training.assembly.worker_assembly import Topologies
@@ -62,7 +62,7 @@ async def evaluate_round(
         topologies: networks that envs are built with instead of an empty host.
         is_tested_each_step: evaluate on the test split after every step, not only the last.
     """
-    control = ControlThread(build_control(setup))
+    control = await start_control(setup)
     engine = build_engine(setup.worker, topologies)
     evaluation = _Evaluation(setup, engine, control, is_tested_each_step=is_tested_each_step)
     try:

@@ -1,7 +1,7 @@
 """Env creation: a new host each round, with its optimizers, governor and tracker."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,8 +41,8 @@ class EnvFactoryContext:
     task: TaskSpec
     build_host: Callable[[TaskSpec, torch.Generator], nn.Module] | None
     """None builds the host from the task's description."""
-    fences: tuple[Fence, ...]
-    """One per env, for the whole run."""
+    fences: Mapping[int, Fence]
+    """By env, for the whole run."""
     uses_scaler: bool
     """float16 needs gradient scaling."""
     run_seed: int

@@ -11,9 +11,9 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvTestResult,
+    MemoryStats,
     StepDecision,
 )
-from esper.leyline.workers import MemoryStats
 from esper.runtime.batches import Batch
 from esper.simic.attribution.configurations import AblationPlan
 from esper.simic.telemetry.gradients import seed_anomalies

@@ -15,13 +15,13 @@ from esper.leyline.messages import (
     EnvEvidence,
     EnvFailure,
     EnvTestResult,
+    MemoryStats,
     Panic,
     StepDecision,
 )
 from esper.leyline.payloads import Payload
 from esper.leyline.probes import ProbeHostSpec
 from esper.leyline.reports import SeedReport
-from esper.leyline.workers import MemoryStats
 from esper.simic.attribution.evidence import attribute_contributions
 from esper.simic.control.context import HandlerContext
 from esper.simic.probes.body import ProbeBody, ProbeSlot

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from esper.leyline.config import TelemetryConfig
-from esper.leyline.messages import StepDecision, StepEvidence, StepOutcome, StepRecord
+from esper.leyline.messages import MemoryStats, StepDecision, StepEvidence, StepOutcome, StepRecord
 from esper.leyline.payloads import (
     AllocatorStats,
     BatchStats,
@@ -19,7 +19,6 @@ from esper.leyline.payloads import (
 )
 from esper.leyline.reports import BatchSummary
 from esper.leyline.telemetry import Draft, EventScope, EventType
-from esper.leyline.workers import MemoryStats
 from esper.nissa.bus.hub import Hub
 from esper.simic.seed_management import (
     Escalation,

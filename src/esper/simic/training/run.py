@@ -9,16 +9,14 @@ from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
 from esper.leyline.config import Job
 from esper.leyline.errors import TelemetryLostError
 from esper.nissa.bus.hub import TelemetryHub, use_hub
-from esper.nissa.storage.run_directory import (
-    read_manifest,
-    traces_directory,
-)
+from esper.nissa.storage.run_directory import traces_directory
 from esper.simic.training.assembly.control_assembly import (
-    build_control,
     build_watchdog,
+    start_control,
     started_event,
 )
-from esper.simic.training.assembly.engines import build_engine
+from esper.simic.training.assembly.engines import EngineChoice, build_engine, choose_engine
+from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
     return_free_memory,
@@ -29,20 +27,18 @@ from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.trainer_assembly import build_trainer
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
-from esper.simic.training.checkpoints.resuming import OpenedRun
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.event_loop import run_event_loop
-from esper.simic.training.run_opening import command_for, open_run_directory
+from esper.simic.training.run_opening import command_for, open_hub, open_run_directory
 from esper.simic.training.run_result import TrainingResult
-from esper.simic.training.step import ControlThread
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals, supervise
 
 __all__ = ["Monitor", "RunJobOptions", "run_job"]
 
-Monitor: TypeAlias = Callable[[TelemetryHub, Callable[[str], None]], Coroutine[Any, Any, None]]
-"""Shows a run: gets its hub and a way to ask for the run's end, and ends with the run's log."""
+Monitor: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
+"""Shows a run: gets its hub, and ends with the run's log."""
 
 
 class RunJobOptions(TypedDict, total=False):
@@ -69,16 +65,18 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
     stop = StopFlag(options.get("shutdown_event"))
     monitors = [*_monitors_for(job, options.get("watch")), *options.get("monitors", ())]
     share_one_heap()
-    with one_thread_per_worker(), stop_signals(stop):
+    with one_thread_per_worker(), deterministic_gpu_math(job.training), stop_signals(stop):
         warm_up_math()
         setup = prepare_run(
             job, command_for(job, options.get("command"), resumed), resumed, stop, parts=parts
         )
         return_free_memory()  # what loading data and drawing weights took for a moment
+        choice = choose_engine(setup.worker)
+        _announce(choice, job, options.get("watch"))
         # Before anything is written: workers may turn out not to fit this run.
-        with closing(build_engine(setup.worker)) as engine:
+        with closing(build_engine(setup.worker, choice=choice)) as engine:
             opened = open_run_directory(setup)
-            with _open_hub(opened, job) as hub:
+            with open_hub(opened, job) as hub:
                 engine.report_restarts_to(hub.emit)
                 if opened.event is not None:
                     hub.emit(opened.event)
@@ -96,18 +94,6 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
     )
 
 
-def _open_hub(opened: OpenedRun, job: Job) -> TelemetryHub:
-    return TelemetryHub(
-        opened.run_dir,
-        run_id=read_manifest(opened.run_dir).run_id,
-        group=job.training.group_id,
-        config=job.training.telemetry,
-        fsync=job.run.fsync,
-        fsync_interval_s=job.run.fsync_interval_ms / 1000,
-        claim=opened.claim,
-    )
-
-
 def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
     """Return the console and the server that a run was asked to have, if any."""
     if output is None and job.run.serve is None:
@@ -115,6 +101,15 @@ def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
     from esper.karn.monitor import build_monitor  # a run that is not watched loads no server
 
     return (build_monitor(job.run, output),)
+
+
+def _announce(choice: EngineChoice, job: Job, output: TextIO | None) -> None:
+    """Print which engine was chosen, and why; the run's log is the same on any engine."""
+    if output is None or job.run.quiet:
+        return
+    from esper.karn.monitor import announce  # a run that is not watched loads no server
+
+    announce(f"engine: {choice}", output)
 
 
 async def _run(
@@ -136,7 +131,7 @@ async def _run_trainer(
     monitors: Sequence[Monitor],
     ready_event: threading.Event | None,
 ) -> RunState:
-    control = ControlThread(build_control(setup))
+    control = await start_control(setup)
     trainer = build_trainer(setup, hub, engine, control)
     watchdog = build_watchdog(setup, engine, control, hub.emit, "operational.jsonl")
     if ready_event is not None:
@@ -144,7 +139,7 @@ async def _run_trainer(
     try:
         return await supervise(
             partial(trainer.run, started_event(setup)),
-            background=[partial(monitor, hub, setup.worker.stop.set) for monitor in monitors],
+            background=[partial(monitor, hub) for monitor in monitors],
             watchdog=watchdog,
             close_log=partial(_close_log, hub),
         )

@@ -5,7 +5,12 @@ from typing import Final
 
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
-from esper.nissa.storage.run_directory import build_manifest, create_run_directory
+from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.storage.run_directory import (
+    build_manifest,
+    create_run_directory,
+    read_manifest,
+)
 from esper.runtime.tasks import registered_task
 from esper.simic.training.assembly.machine import compile_mode_for, machine_kind
 from esper.simic.training.assembly.run_setup import RunSetup
@@ -17,7 +22,7 @@ from esper.simic.training.checkpoints.resuming import (
     reopen_run,
 )
 
-__all__ = ["POLICY_COMMAND", "command_for", "open_run_directory"]
+__all__ = ["POLICY_COMMAND", "command_for", "open_hub", "open_run_directory"]
 
 POLICY_COMMAND: Final = "ppo"
 
@@ -45,8 +50,22 @@ def open_run_directory(setup: RunSetup) -> OpenedRun:
         setup.job,
         command=setup.command,
         machine_kind=machine_kind(
-            setup.device, compile_mode_for(setup.job.training.compile_mode, setup.device)
+            (setup.device, *setup.worker.devices),
+            compile_mode_for(setup.job.training.compile_mode, setup.device),
         ),
         data_source=setup.worker.dataset.origin.value,
     )
     return OpenedRun(create_run_directory(telemetry_dir, manifest))
+
+
+def open_hub(opened: OpenedRun, job: Job) -> TelemetryHub:
+    """Open the hub that writes a run's log."""
+    return TelemetryHub(
+        opened.run_dir,
+        run_id=read_manifest(opened.run_dir).run_id,
+        group=job.training.group_id,
+        config=job.training.telemetry,
+        fsync=job.run.fsync,
+        fsync_interval_s=job.run.fsync_interval_ms / 1000,
+        claim=opened.claim,
+    )

@@ -58,6 +58,7 @@ def train_ppo_vectorized(
     gpu_preload_augment: bool = DEFAULTS.gpu_preload_augment,
     amp: bool = DEFAULTS.amp,
     amp_dtype: str = DEFAULTS.amp_dtype,
+    tf32: bool = DEFAULTS.tf32,
     compile_mode: str = DEFAULTS.compile_mode,
     host_lr: float | None = DEFAULTS.host_lr,
     seed_lr: float | None = DEFAULTS.seed_lr,

@@ -42,11 +42,13 @@ from esper.simic.training.checkpoints.resuming import (
     check_resumable,
     find_latest,
     load_run,
+    resolve_job,
     run_directory_of,
 )
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.vectorized import run_job
+from esper.tolaria.engine import WorkerEngine
 
 ROUNDS = 3
 
@@ -249,6 +251,27 @@ def test_run_resumed_amid_an_escalation_stays_escalated(
     resume(run_dir)
 
     assert lines_of(run_dir) == lines_of(whole)
+
+
+def test_the_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tiny_run(tmp_path, n_episodes=1).run_dir
+    checkpoint, read, load = last_checkpoint(run_dir), list[object](), torch.load
+
+    def noted(file: object, **options: Any) -> Any:
+        read.append(file)
+        return load(file, **options)
+
+    monkeypatch.setattr(torch, "load", noted)
+    layer = {"training": {"n_episodes": 2}, "run": {"resume_path": str(checkpoint)}}
+    job, loaded = resolve_job([("test", layer)])
+    monkeypatch.setattr(WorkerEngine, "snapshot", no_snapshot)
+    run_job(job, resumed=loaded)
+
+    assert len(read) == 1
+
+
+async def no_snapshot(*_: object) -> None:
+    """Copy no network, which would be decoded by the same function."""
 
 
 def test_resumed_run_says_so_in_the_operational_log_alone(

@@ -5,11 +5,12 @@ from functools import partial
 
 import torch
 
+from esper.leyline.config import CompileMode
 from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.payloads import TrainingStarted
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.simic.rewards.scheme import scheme_of
-from esper.simic.training.assembly.machine import num_lanes_for
+from esper.simic.training.assembly.machine import compile_mode_for, num_lanes_for
 from esper.simic.training.assembly.run_setup import RunSetup
 from esper.simic.training.assembly.worker_assembly import env_context
 from esper.simic.training.assembly.worker_setup import WorkerSetup, amp_dtype
@@ -23,10 +24,10 @@ from esper.tolaria.lanes import Lane
 from esper.tolaria.supervisor import Watchdog
 from esper.version import __version__
 
-__all__ = ["build_control", "build_watchdog", "started_event"]
+__all__ = ["build_watchdog", "start_control", "started_event"]
 
 
-def build_control(setup: RunSetup) -> Control:
+def _build_control(setup: RunSetup) -> Control:
     """Build the control of a run, which connects its envs with its controller."""
     config = setup.job.training
     return Control(
@@ -42,6 +43,20 @@ def build_control(setup: RunSetup) -> Control:
         updates_per_round=config.ppo_updates_per_batch,
         check_cancelled=setup.worker.stop.checkpoint,
     )
+
+
+async def start_control(setup: RunSetup) -> ControlThread:
+    """Start the control of a run on its thread, with its policy compiled if it is to be.
+
+    Compiling happens in the first call, on the thread that makes it, and may take longer than the
+    watchdog allows a thread to be silent. Hence it is done here, before the watchdog starts.
+    """
+    control = ControlThread(_build_control(setup))
+    config, learner = setup.job.training, setup.learner
+    is_compiled = compile_mode_for(config.compile_mode, setup.device) is not CompileMode.OFF
+    if learner is not None and is_compiled:
+        await control.run(learner.agent.network.warm_up, config.n_envs)
+    return control
 
 
 def build_watchdog(
@@ -90,7 +105,7 @@ def started_event(setup: RunSetup) -> TrainingStarted:
         telemetry_level=config.telemetry.level,
         policy_params=None if setup.learner is None else _num_params(setup.learner.agent.network),
         policy_device=str(setup.device),
-        env_devices=tuple(sorted({str(fence.device) for fence in setup.worker.fences})),
+        env_devices=tuple(sorted({str(device) for device in setup.worker.devices})),
         num_lanes=num_lanes_for(run.lanes, config.n_envs),
         amp_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         compile_mode=config.compile_mode.value,

@@ -78,7 +78,8 @@ def _policy_around(
 def _restored_policy(
     resumed: LoadedRun, job: Job, device: torch.device, parts: RunParts
 ) -> PolicyController:
-    policy = _policy_around(parts.agent.load(resumed.path, device=device), job, device, parts)
+    agent = parts.agent.load(resumed.path, device=device, checkpoint=resumed.controller)
+    policy = _policy_around(agent, job, device, parts)
     if resumed.controller is not None:
         policy.load_state_dict(resumed.controller)
     stored = resumed.job.training

@@ -1,6 +1,8 @@
 """Building the engine of a run: which kind of workers it has, how many, and how they start."""
 
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -21,10 +23,14 @@ from esper.simic.training.assembly.worker_setup import (
     worker_identity,
 )
 from esper.simic.training.env_factory import build_model
+from esper.simic.training.ray_worker import RayWorker
 from esper.tolaria.engine import Port, WorkerEngine
 from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.process_port import ProcessPort
+from esper.tolaria.ray_cluster import RayCluster
+from esper.tolaria.ray_port import RayPort
 from esper.tolaria.replay import ReplayingPort
+from esper.tolaria.stopping import StopFlag
 
 __all__ = ["EngineChoice", "build_engine", "choose_engine"]
 
@@ -36,6 +42,8 @@ MAX_HOST_PARAMS: Final = 1_000_000
 
 _FORK_SERVER = ForkServer(WORKER_TARGET)
 """One for all runs of this process, so that later runs find torch imported."""
+_RAY_CLUSTER = RayCluster(RayWorker)
+"""One for all runs of this process, as Ray has one connection per process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +71,15 @@ def choose_engine(setup: WorkerSetup) -> EngineChoice:
     if asked is not EngineKind.AUTO:
         if obstacle is not None:
             raise ConfigError(f"run.engine = {asked.value!r}: {obstacle}; use --engine threads")
-        return _processes(setup, asked, "as requested")
+        # `auto` avoids this: it chooses threads where a trace is asked for.
+        blind = "; --torch-profiler traces control only, not the workers"
+        return _workers(
+            setup, asked, "as requested" + (blind if setup.job.run.profiler.torch else "")
+        )
     reason = obstacle or _reason_for_threads(setup)
     if reason is not None:
         return _threads(setup, reason)
-    return _processes(setup, EngineKind.PROCESSES, "small hosts share one interpreter badly")
+    return _workers(setup, EngineKind.PROCESSES, "small hosts share one interpreter badly")
 
 
 def _obstacle(setup: WorkerSetup) -> str | None:
@@ -121,9 +133,12 @@ def _threads(setup: WorkerSetup, reason: str) -> EngineChoice:
     )
 
 
-def _processes(setup: WorkerSetup, kind: EngineKind, reason: str) -> EngineChoice:
+def _workers(setup: WorkerSetup, kind: EngineKind, reason: str) -> EngineChoice:
     run, num_envs = setup.job.run, setup.job.training.n_envs
-    workers = min(num_envs, run.workers or os.cpu_count() or 1)
+    if kind is EngineKind.RAY:
+        _RAY_CLUSTER.connect()
+    num_cores = _RAY_CLUSTER.num_cpus() if kind is EngineKind.RAY else os.cpu_count() or 1
+    workers = min(num_envs, run.workers or num_cores)
     return EngineChoice(
         kind=kind,
         workers=workers,
@@ -132,14 +147,17 @@ def _processes(setup: WorkerSetup, kind: EngineKind, reason: str) -> EngineChoic
     )
 
 
-def build_engine(setup: WorkerSetup, topologies: Topologies | None = None) -> WorkerEngine:
+def build_engine(
+    setup: WorkerSetup, topologies: Topologies | None = None, choice: EngineChoice | None = None
+) -> WorkerEngine:
     """Start the workers that a run's envs live on.
 
     Args:
         setup: the run's envs.
         topologies: networks that envs are built with instead of an empty host.
+        choice: the kind of workers, if already chosen.
     """
-    choice, num_envs = choose_engine(setup), setup.job.training.n_envs
+    choice, num_envs = choice or choose_engine(setup), setup.job.training.n_envs
     planted = topologies or {}
     if choice.kind is EngineKind.THREADS:
         worker = build_worker(setup, range(num_envs), lanes=choice.lanes, topologies=planted)
@@ -147,12 +165,28 @@ def build_engine(setup: WorkerSetup, topologies: Topologies | None = None) -> Wo
         return WorkerEngine(
             [worker], num_envs=num_envs, is_queued_ahead=not setup.job.run.profiler.torch
         )
+    make_port = _process_port if choice.kind is EngineKind.PROCESSES else _ray_port
     identity = worker_identity(setup)
-    ports = [
-        ReplayingPort(partial(_start_process, spec, setup, identity), index=spec.index)
+    starts = [
+        partial(_start, make_port, spec, setup.stop, identity)
         for spec in _specs(setup, choice, planted)
     ]
-    return WorkerEngine(ports, num_envs=num_envs)
+    return WorkerEngine(_started(starts), num_envs=num_envs)
+
+
+def _started(starts: Sequence[Callable[[], Port]]) -> list[Port]:
+    """Start all workers at once; if one cannot be started, end the others."""
+    with ThreadPoolExecutor(len(starts), "worker start") as pool:
+        calls = [
+            pool.submit(ReplayingPort, start, index=index) for index, start in enumerate(starts)
+        ]
+    broken = [call for call in calls if call.exception() is not None]
+    if broken:
+        for call in calls:
+            if call not in broken:
+                call.result().close()
+        broken[0].result()
+    return [call.result() for call in calls]
 
 
 def _specs(setup: WorkerSetup, choice: EngineChoice, topologies: Topologies) -> "list[WorkerSpec]":
@@ -170,19 +204,43 @@ def _specs(setup: WorkerSetup, choice: EngineChoice, topologies: Topologies) -> 
 
 
 def _job_for_workers(setup: WorkerSetup) -> Job:
-    """Return the job with the source of data that the driver has found, and without secrets."""
+    """Return the job as workers need it.
+
+    With the source of data that the driver has found, a data directory that does not depend on
+    where a worker is started, and without secrets.
+    """
     is_synthetic = setup.dataset.origin is DataOrigin.SYNTHETIC
     source = DataSource.SYNTHETIC if is_synthetic else DataSource.REAL
     job = setup.job
     return msgspec.structs.replace(
         job,
         training=msgspec.structs.replace(job.training, data=source),
-        run=msgspec.structs.replace(job.run, serve=None, serve_token=None, resume_path=None),
+        run=msgspec.structs.replace(
+            job.run,
+            data_dir=None if job.run.data_dir is None else os.path.abspath(job.run.data_dir),
+            serve=None,
+            serve_token=None,
+            resume_path=None,
+        ),
     )
 
 
-def _start_process(spec: WorkerSpec, setup: WorkerSetup, expected: WorkerIdentity) -> Port:
-    port = ProcessPort(spec, _FORK_SERVER, setup.stop)
+def _process_port(spec: WorkerSpec, stop: StopFlag) -> ProcessPort:
+    return ProcessPort(spec, _FORK_SERVER, stop)
+
+
+def _ray_port(spec: WorkerSpec, stop: StopFlag) -> RayPort:
+    return RayPort(spec, _RAY_CLUSTER, stop)
+
+
+def _start(
+    make_port: Callable[[WorkerSpec, StopFlag], ProcessPort | RayPort],
+    spec: WorkerSpec,
+    stop: StopFlag,
+    expected: WorkerIdentity,
+) -> Port:
+    """Start a worker and wait until it is ready; refuse one that would compute other results."""
+    port = make_port(spec, stop)
     try:
         difference = identity_difference(expected, port.ready())
         if difference is not None:

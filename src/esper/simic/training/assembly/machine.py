@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -10,6 +10,7 @@ import torch
 
 from esper.leyline.config import CompileMode
 from esper.nissa.storage.run_directory import cpu_model
+from esper.simic.training.assembly.gpu_math import device_kind
 
 __all__ = [
     "compile_mode_for",
@@ -32,13 +33,13 @@ def compile_mode_for(asked: CompileMode, device: torch.device) -> CompileMode:
     return CompileMode.OFF if device.type == "cpu" else CompileMode.DEFAULT
 
 
-def machine_kind(device: torch.device, compile_mode: CompileMode) -> str:
-    """Return a description of what two runs must share to be bit-equal."""
+def machine_kind(devices: Iterable[torch.device], compile_mode: CompileMode) -> str:
+    """Return a description of what two runs on these devices must share to be bit-equal."""
     parts = (
         f"torch {torch.__version__}",
         torch.backends.cpu.get_cpu_capability(),
         cpu_model(),
-        device.type,
+        *dict.fromkeys(map(device_kind, devices)),
         f"{torch.get_num_threads()} intra-op thread",
         f"compile {compile_mode.value}",
     )

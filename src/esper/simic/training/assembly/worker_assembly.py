@@ -23,8 +23,9 @@ from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.probe_env import ProbeWork
 from esper.simic.training.static_work import StaticWork
 from esper.tamiyo.masks import ActionMasker
+from esper.tolaria.fences import Fence
 from esper.tolaria.pulse import Pulse
-from esper.tolaria.worker import Worker
+from esper.tolaria.worker import Worker, lane_fences
 
 __all__ = ["Topologies", "build_probe_work", "build_work", "build_worker", "env_context"]
 
@@ -45,7 +46,9 @@ def build_worker(
     return Worker(
         env_ids=env_ids,
         num_lanes=lanes,
-        work=build_probe_work(setup, probe) if probe else build_work(setup, topologies),
+        work=build_probe_work(setup, probe)
+        if probe
+        else build_work(setup, topologies, lane_fences(setup.devices, env_ids, lanes)),
         batches=_no_batches if probe else partial(_train_pass, setup.train_batches),
         stop=setup.stop,
         pulse=pulse,
@@ -62,11 +65,15 @@ def build_probe_work(setup: WorkerSetup, spec: ProbeHostSpec) -> ProbeWork:
     )
 
 
-def build_work(setup: WorkerSetup, topologies: Topologies | None = None) -> TrainingWork:
-    """Build what is done to a run's envs."""
+def build_work(
+    setup: WorkerSetup,
+    topologies: Topologies | None = None,
+    fences: Mapping[int, Fence] | None = None,
+) -> TrainingWork:
+    """Build what is done to a run's envs; without fences, those of a single lane."""
     config = setup.job.training
     work = TrainingWork(
-        context=env_context(setup),
+        context=env_context(setup, fences),
         rules=TrainRules(
             max_grad_norm=config.max_grad_norm,
             gradient_stride=config.telemetry.gradient_stride,
@@ -80,14 +87,16 @@ def build_work(setup: WorkerSetup, topologies: Topologies | None = None) -> Trai
     return StaticWork.of(work, topologies) if topologies else work
 
 
-def env_context(setup: WorkerSetup) -> EnvFactoryContext:
-    """Return what the envs of a setup are built from."""
+def env_context(setup: WorkerSetup, fences: Mapping[int, Fence] | None = None) -> EnvFactoryContext:
+    """Return what the envs of a setup are built from; without fences, those of a single lane."""
     config = setup.job.training
+    if fences is None:
+        fences = lane_fences(setup.devices, range(config.n_envs), 1)
     return EnvFactoryContext(
         config=config,
         task=setup.task,
         build_host=registered_task(config.task).build_host,
-        fences=setup.fences,
+        fences=fences,
         uses_scaler=amp_dtype(setup) is torch.float16,
         run_seed=config.seed,
     )

@@ -2,8 +2,9 @@
 
 import hashlib
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.training.assembly.machine import machine_kind
 from esper.simic.training.assembly.parts import RunParts
 from esper.tolaria.devices import resolve_device, resolve_env_devices
-from esper.tolaria.fences import Fence, build_fence, transfer_to
+from esper.tolaria.fences import transfer_to
 from esper.tolaria.stopping import StopFlag
 from esper.version import __version__
 
@@ -40,19 +41,35 @@ __all__ = [
 VALIDATION_BATCH: Final = 256
 
 
+@dataclass(eq=False, slots=True)
+class _BuiltOnce:
+    """Builds an iterator when it is first needed, once for all lanes."""
+
+    build: Callable[[], SharedBatchIterator]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _built: SharedBatchIterator | None = None
+
+    def __call__(self) -> SharedBatchIterator:
+        """Return the iterator."""
+        with self._lock:
+            if self._built is None:
+                self._built = self.build()
+            return self._built
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSetup:
     """A job with everything that its envs need; nothing of it decides or learns."""
 
     job: Job
     task: TaskSpec
-    fences: tuple[Fence, ...]
-    """One per env of the run."""
+    devices: tuple[torch.device, ...]
+    """Of the hosts, one per env of the run."""
     dataset: TensorDataset
     train_batches: SharedBatchIterator
     val_batches: SharedBatchIterator
     test_batches: Callable[[], SharedBatchIterator]
-    """Makes what only an evaluation iterates over."""
+    """Returns what only an evaluation iterates over; built by the first call."""
     rules: ActionRules
     stop: StopFlag
     parts: RunParts
@@ -85,9 +102,22 @@ def action_rules(job: Job, task: TaskSpec) -> ActionRules:
 
 
 def prepare_worker(
-    job: Job, stop: StopFlag, *, parts: RunParts, dataset: TensorDataset | None = None
+    job: Job,
+    stop: StopFlag,
+    *,
+    parts: RunParts,
+    dataset: TensorDataset | None = None,
+    env_ids: Sequence[int] | None = None,
 ) -> WorkerSetup:
-    """Load a job's data, unless they are given, and prepare its batches and devices."""
+    """Prepare a job's batches and devices.
+
+    Args:
+        job: the job.
+        stop: checked while data are loaded.
+        parts: what the run is put together from.
+        dataset: the job's data, if already loaded.
+        env_ids: the envs that the worker owns, if not all: batches are made for these only.
+    """
     config = job.training
     task = registered_task(config.task).spec
     device = resolve_device(config.device)
@@ -103,10 +133,12 @@ def prepare_worker(
         transfer=transfer_to,
         check_cancelled=stop.checkpoint,
     )
+    if env_ids is not None:
+        iterator = partial(iterator, env_ids=env_ids)
     return WorkerSetup(
         job=job,
         task=task,
-        fences=tuple(build_fence(env_devices[i % len(env_devices)]) for i in range(config.n_envs)),
+        devices=env_devices,
         dataset=dataset,
         train_batches=iterator(
             batch_size_per_env=batch_size_for(task, config, len(dataset.train)),
@@ -115,7 +147,9 @@ def prepare_worker(
             augment=is_augmented(dataset, config),
         ),
         val_batches=iterator(batch_size_per_env=VALIDATION_BATCH, part=Part.VAL),
-        test_batches=partial(iterator, batch_size_per_env=VALIDATION_BATCH, part=Part.TEST),
+        test_batches=_BuiltOnce(
+            partial(iterator, batch_size_per_env=VALIDATION_BATCH, part=Part.TEST)
+        ),
         rules=action_rules(job, task),
         stop=stop,
         parts=parts,
@@ -135,7 +169,7 @@ def amp_dtype(setup: WorkerSetup) -> torch.dtype | None:
 
 def host_device_types(setup: WorkerSetup) -> tuple[str, ...]:
     """Return the types of the hosts' devices, each once."""
-    return tuple(sorted({fence.device.type for fence in setup.fences}))
+    return tuple(sorted({device.type for device in setup.devices}))
 
 
 def worker_identity(setup: WorkerSetup) -> WorkerIdentity:
@@ -143,7 +177,7 @@ def worker_identity(setup: WorkerSetup) -> WorkerIdentity:
     return WorkerIdentity(
         esper=__version__,
         python=platform.python_version(),
-        machine_kind=machine_kind(setup.fences[0].device, CompileMode.OFF),
+        machine_kind=machine_kind(setup.devices, CompileMode.OFF),
         task=hashlib.sha256(msgspec.json.encode(setup.task)).hexdigest(),
         data=materialize_data_digest(setup.dataset),
     )

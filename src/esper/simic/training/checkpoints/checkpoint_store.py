@@ -10,7 +10,12 @@ from typing import Any, Final
 import torch
 
 from esper.leyline.errors import RunFailedError, UnreadableFileError
-from esper.nissa.storage.files import FileSystem, link_atomically, write_atomically
+from esper.nissa.storage.files import (
+    FileSystem,
+    link_atomically,
+    read_limited,
+    write_atomically,
+)
 
 __all__ = [
     "CHECKPOINT_VERSION",
@@ -23,6 +28,7 @@ __all__ = [
 
 CHECKPOINT_VERSION: Final = 1
 NUM_KEPT: Final = 3
+MAX_CHECKPOINT_BYTES: Final = 4 << 30
 BEST_FILE: Final = "best.pt"
 _PREFIX: Final = "round-"
 _REDONE_PREFIX: Final = "redone-"
@@ -127,10 +133,9 @@ def read_tensors(path: Path, what: str) -> object:
         path: the file.
         what: the expected kind of file, for the error message.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UnreadableFileError(path, f"cannot read the {what}: {error.strerror}") from None
+    if path.exists() and not path.is_file():  # reading a pipe or a device might never end
+        raise UnreadableFileError(path, f"not a {what} of Esper: not a regular file")
+    data = read_limited(path, MAX_CHECKPOINT_BYTES, what)
     try:
         # torch does not verify the archive's checksums, and would load a flipped bit as a weight.
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
