@@ -149,7 +149,7 @@ def test_nearly_equal_returns_do_not_become_large() -> None:
 
     last = update_rewards(normalizer, rewards)[:, -1]
 
-    assert last.tolist() == pytest.approx([10.0] * 50, rel=1e-3)
+    assert last.tolist() == pytest.approx([4.0] * 50, rel=1e-3)
 
 
 def test_only_a_broken_reward_is_clipped() -> None:

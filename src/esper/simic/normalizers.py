@@ -31,7 +31,7 @@ VARIANCE_EPSILON: Final = 1e-4
 MIN_FEATURE_VARIANCE: Final = 1e-10
 """A feature that varies less counts as constant: it is centred and not scaled."""
 MIN_REWARD_SCALE: Final = 1e-8
-MIN_SPREAD: Final = 0.1
+MIN_SPREAD: Final = 0.25
 """Lower bound of the deviation of returns, as a fraction of their root mean square."""
 MIN_VALUE_SAMPLES: Final = 32
 

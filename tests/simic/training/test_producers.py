@@ -37,7 +37,7 @@ ANOMALIES = {
     "ratio_max": 6.0,
     "ratio_min": 0.05,
     "value_loss": 7.0,
-    "kl_divergence": 0.3,
+    "kl_divergence": 0.8,
     "nan_gradient_count": 2,
     "lstm_rollout": lstm(h=20.0),
     "heads": {item.value: head(0.9 if item.value != "op" else 0.01) for item in HEADS},
@@ -102,7 +102,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
         (EventType.RATIO_EXPLOSION_DETECTED, {"ratio": 6.0, "threshold": 5.0}),
         (EventType.RATIO_COLLAPSE_DETECTED, {"ratio": 0.05, "threshold": 0.1}),
         (EventType.VALUE_COLLAPSE_DETECTED, {"value_loss": 7.0}),
-        (EventType.KL_SPIKE_DETECTED, {"kl_divergence": 0.3}),
+        (EventType.KL_SPIKE_DETECTED, {"kl_divergence": 0.8}),
         (EventType.NUMERICAL_INSTABILITY_DETECTED, {"where": ("nan_gradients",)}),
         (EventType.LSTM_ANOMALY_DETECTED, {"kind": "exploding", "state": "h", "rms": 20.0}),
     ],
@@ -136,7 +136,7 @@ def test_every_figure_that_the_detector_looks_at_is_measured_by_an_update(
 
 
 def test_an_anomaly_shows_more_for_five_steps_and_no_longer(tmp_path, patch) -> None:
-    force_updates(patch, kl_divergence=0.3, gradient_norm=1.0)
+    force_updates(patch, kl_divergence=0.8, gradient_norm=1.0)
 
     run = small_run(tmp_path, n_episodes=2, max_epochs=6)
 
@@ -150,7 +150,7 @@ def test_an_anomaly_shows_more_for_five_steps_and_no_longer(tmp_path, patch) -> 
 
 
 def test_without_an_anomaly_nothing_more_is_shown(tmp_path, patch) -> None:
-    force_updates(patch, gradient_norm=1.0)
+    force_updates(patch, gradient_norm=1.0, value_loss=0.1)
 
     run = small_run(tmp_path, n_episodes=2, max_epochs=2)
 
@@ -267,7 +267,7 @@ def test_every_emitter_is_called_by_a_run(tmp_path, patch) -> None:
 
             patch.setattr(module, name, noted)
 
-    force_updates(patch, kl_divergence=0.3)
+    force_updates(patch, kl_divergence=0.8)
     small_run(tmp_path / "a", max_epochs=2)
     blending_and_lost(tmp_path / "b", patch)
 

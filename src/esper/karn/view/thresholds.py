@@ -39,7 +39,7 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 THRESHOLDS: Final[Mapping[str, Threshold]] = {
     "kl_divergence": Threshold(
         label="KL divergence",
-        # Per decision. The recipes stop an update at 0.15; the detector's spike limit is 0.5.
+        # Per decision. The recipes stop an update at 0.15 or 0.3; the spike limit is 0.5.
         watch=0.25,
         act=0.5,
         meaning="one update changed the policy more than any recipe intends",

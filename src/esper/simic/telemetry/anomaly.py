@@ -39,7 +39,7 @@ class AnomalyRules(msgspec.Struct, frozen=True, kw_only=True):
     max_value_error: float = 5.0
     """Threshold for the value loss and the mean absolute TD error."""
     kl_spike: float = 0.5
-    """Per decision; the KL stop of the recipes ends an update at 0.15."""
+    """Per decision; the KL stop of the recipes ends an update at 0.15 or 0.3."""
     collapse_updates: int = 3
     """Consecutive updates below a head's collapse threshold."""
     collapse_release: float = 1.5
