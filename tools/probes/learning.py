@@ -22,7 +22,7 @@ from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY
 from esper.simic.probes.growth import Fate, draw_fate
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.assembly import control_assembly
-from esper.simic.training.assembly.control_assembly import build_control
+from esper.simic.training.assembly.control_assembly import start_control
 from esper.simic.training.assembly.engines import build_engine
 from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.parts import RunParts
@@ -33,7 +33,7 @@ from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.run_result import TrainingResult
-from esper.simic.training.step import ControlThread, StepResult, run_step
+from esper.simic.training.step import StepResult, run_step
 from esper.simic.training.vectorized import run_job
 from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
 from esper.tolaria.stopping import StopFlag
@@ -150,7 +150,7 @@ def last_checkpoint(result: TrainingResult) -> Path:
 
 async def play_round(setup: RunSetup) -> tuple[StepResult, ...]:
     """Take the envs of a setup through one round without learning."""
-    control = ControlThread(build_control(setup))
+    control = await start_control(setup)
     engine = build_engine(setup.worker)
     try:
         await control.begin_round(0)
