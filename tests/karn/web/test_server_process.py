@@ -7,16 +7,23 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.nissa.making import RUN_ID, pruned
+from tests.nissa.making import RUN_ID, pruned, read_events
 from tools.soak.process_tree import server_process
 
 from esper.karn.web.server_process import run_server_process
 from esper.leyline.live import ServeRequest
+from esper.leyline.payloads import LiveServerStopped
 from esper.nissa.bus.hub import TelemetryHub
 from esper.nissa.live.address import ServerAddress, listen
 
 pytestmark = pytest.mark.anyio
 WAIT_S = 60.0
+
+
+def request_for(run_dir: Path) -> ServeRequest:
+    return ServeRequest(
+        run_dir=str(run_dir), run_id=RUN_ID, host="127.0.0.1", token=None, allowed_origins=()
+    )
 
 
 def is_there(process: int) -> bool:
@@ -28,10 +35,7 @@ async def test_server_that_hangs_at_the_end_is_ended_after_a_time(
 ) -> None:
     monkeypatch.setattr("esper.karn.web.server_process.END_LIMIT_S", 0.2)
     monkeypatch.setattr("esper.karn.web.server_process.EXIT_LIMIT_S", 0.2)
-    hub = TelemetryHub(tmp_path, run_id=RUN_ID)
-    request = ServeRequest(
-        run_dir=str(tmp_path), run_id=RUN_ID, host="127.0.0.1", token=None, allowed_origins=()
-    )
+    hub, request = TelemetryHub(tmp_path, run_id=RUN_ID), request_for(tmp_path)
     listener = listen(ServerAddress("127.0.0.1", 0))
     with anyio.fail_after(WAIT_S):
         async with anyio.create_task_group() as tasks:
@@ -42,3 +46,16 @@ async def test_server_that_hangs_at_the_end_is_ended_after_a_time(
             hub.emit(pruned())
             await anyio.to_thread.run_sync(hub.close)
     assert not is_there(server)
+
+
+async def test_server_that_cannot_be_started_is_reported_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-such-python"))
+    listener = listen(ServerAddress("127.0.0.1", 0))
+    with TelemetryHub(tmp_path, run_id=RUN_ID) as hub, anyio.fail_after(WAIT_S):
+        await run_server_process(listener, request_for(tmp_path), hub)
+        hub.emit(pruned())
+    (stopped,) = read_events(tmp_path / "operational.jsonl")
+    assert isinstance(stopped.data, LiveServerStopped)
+    assert stopped.data.reason == "it cannot be started: no such file or directory"

@@ -111,6 +111,9 @@ async def _serve(link: _Link, listener: socket.socket) -> None:
     request, position = await link.receive(), await link.receive()
     if not isinstance(request, ServeRequest) or not isinstance(position, LogPosition):
         raise _RunGoneError
+    # Not earlier: clients may be waiting while this process is still importing its modules. Not
+    # later: threads inherit the priority of the one that starts them.
+    _step_back()
     run_dir = Path(request.run_dir)
     source = open_source(run_dir, run_id=request.run_id, note_lag=link.note_lag)
     # Read before anyone is let in: a hello names the newest event of the log.
@@ -156,7 +159,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     listener, connection = (
         socket.socket(fileno=int(text)) for text in (sys.argv[1:] if argv is None else argv)
     )
-    _step_back()
     try:
         anyio.run(_run, listener, connection)
     except Exception:

@@ -54,34 +54,50 @@ async def run_server_process(
     Waits for: the end of the run, then for the process to end. Unblocked by: the feed, the end of
     the process, or a timeout after the end of the run. If the process dies, the run goes on.
     """
-    process, connection = _start(listener)
+    try:
+        process, connection = _start(listener)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        _emit(hub, LiveServerStopped(reason=f"it cannot be started: {reason.lower()}"))
+        return
     try:
         link = _Link(*await asyncio.open_connection(sock=connection), hub=hub)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(link.send_positions, request, tasks.cancel_scope)
-            await link.receive_reports()
-            tasks.cancel_scope.cancel()
-        link.writer.close()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(link.send_positions, request, tasks.cancel_scope)
+                await link.receive_reports()
+                tasks.cancel_scope.cancel()
+        finally:
+            link.writer.transport.abort()
         code = await anyio.to_thread.run_sync(_ended, process, EXIT_LIMIT_S)
         if not (hub.live.feed.is_closed and code == 0):
-            link.emit(LiveServerStopped(reason=link.failure or _end_text(code)))
+            _emit(hub, LiveServerStopped(reason=link.failure or _end_text(code)))
     finally:
-        connection.close()
         _ended(process, 0.0)
+
+
+def _emit(hub: TelemetryHub, payload: Payload) -> None:
+    """Emit an operational event, unless the run has ended: a closed hub takes no events."""
+    with contextlib.suppress(ContractError):
+        hub.emit(payload)
 
 
 def _start(listener: socket.socket) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     """Start the process and give it the listener."""
     ours, theirs = socket.socketpair()
     numbers = (listener.fileno(), theirs.fileno())
-    with theirs, listener, _shielded():
-        process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, *map(str, numbers)],
-            pass_fds=numbers,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+    try:
+        with theirs, listener, _shielded():
+            process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, *map(str, numbers)],
+                pass_fds=numbers,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+    except OSError:
+        ours.close()
+        raise
     return process, ours
 
 
@@ -155,11 +171,6 @@ class _Link:
             while line := await self.reader.readline():
                 match _DECODER.decode(line):
                     case LaggedReport(lagged=lagged):
-                        self.emit(lagged)
+                        _emit(self.hub, lagged)
                     case ServerFailure(reason=reason):
                         self.failure = reason
-
-    def emit(self, payload: Payload) -> None:
-        """Emit an operational event, unless the run has ended: a closed hub takes no events."""
-        with contextlib.suppress(ContractError):
-            self.hub.emit(payload)

@@ -23,7 +23,7 @@ from esper.leyline.live import (
 __all__ = ["LiveTail", "Notice", "TailItem", "websocket_url"]
 
 _BACKOFFS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0)
-_CONNECT_TIMEOUT_S: Final = 5.0
+_CONNECT_TIMEOUT_S: Final = 20.0
 _MAX_FRAME_BYTES: Final = 64 << 20
 
 

@@ -21,7 +21,7 @@ WRITE_BUFFER_BYTES: Final = 32 * 1024
 """Unsent bytes from which the app waits; it adds one page or one chunk of a file at most."""
 MAX_WRITE_BUFFER_BYTES: Final = 512 * 1024
 """Unsent bytes of a websocket beyond one message: control frames that the client does not read."""
-REQUEST_GRACE_S: Final = 5.0
+REQUEST_GRACE_S: Final = 10.0
 """Longest time that a connection may spend without a request in progress."""
 UNREAD_GRACE_S: Final = 10.0
 """Longest time that a client may leave what it was sent unread."""
