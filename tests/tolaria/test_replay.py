@@ -219,6 +219,20 @@ def test_a_command_that_worked_before_is_given_up_after_many_losses() -> None:
         port.submit(Train(step=1)).result(WAIT_S)
 
 
+def test_losses_between_which_a_worker_caught_up_are_not_in_a_row() -> None:
+    commands = (Build(round=0), *(Train(step=step) for step in range(2 * MAX_REPLAY_LOSSES)))
+    world = World()
+    # At each step one worker is lost, and its first replacement at the start of the replay.
+    world.fatal = lambda lost, command: (
+        command == Train(step=lost.number // 2)
+        if lost.number % 2 == 0
+        else isinstance(command, Build)
+    )
+
+    assert carried_out(world.port(), commands) == carried_out(World().port(), commands)
+    assert len(world.ports) == 4 * MAX_REPLAY_LOSSES + 1
+
+
 def test_a_stop_during_the_replay_reaches_the_caller() -> None:
     world = World()
     port = world.port()

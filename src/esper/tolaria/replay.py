@@ -40,7 +40,7 @@ class _Entry:
     digest: bytes | None = None
     """Of the reply that was accepted; None while there is none."""
     num_losses: int = 0
-    """Workers that were lost while they carried the command out."""
+    """Workers that were lost while they carried the command out, since one came further."""
 
     def accept(self, reply: Reply) -> None:
         """Pass the first reply on; raise if a later one differs from it."""
@@ -201,7 +201,13 @@ class ReplayingPort:
                 return self._log[place]
             self._is_rebuilding = False
             self._num_failed_starts = 0
+            self._forget_losses()
             return None
+
+    def _forget_losses(self) -> None:
+        """Start counting again: a worker has come further than all before it."""
+        for known in self._log:
+            known.num_losses = 0
 
     def _carry_out(self, entry: _Entry) -> None:
         try:
@@ -212,6 +218,9 @@ class ReplayingPort:
             # A stop was requested, or the command failed as it would have without the loss.
             entry.future.set_exception(error)
             raise
+        if entry.digest is None:
+            with self._lock:
+                self._forget_losses()
         entry.accept(reply)
 
     def _fail(self, failure: BaseException) -> None:
