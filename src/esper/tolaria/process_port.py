@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -71,6 +72,9 @@ class ProcessPort:
         self._pending: deque[Future[Reply]] = deque()
         self._num_sent = 0
         self._num_answered = 0
+        self._num_answered_before = 0
+        """As of the last check for silence."""
+        self._idle_since_s = time.monotonic()
         self._started: Future[WorkerReady] = Future()
         self._stacks: Future[Stacks] = Future()
         self._lost: WorkerLostError | None = None
@@ -114,12 +118,23 @@ class ProcessPort:
         if self._stop.is_set() and not self._has_passed_stop:
             self._has_passed_stop = True
             self._send(Stop(reason=self._stop.reason))
-        silent_s = max(beat.silent_s for beat in self._pulse.read())
+        silent_s = max(self._ignored_s(), *(beat.silent_s for beat in self._pulse.read()))
         if silent_s > deadline_s and not self._is_ending:
             self._is_ending = True
             reason = f"no heartbeat for {silent_s:.0f} s"
             # On a thread of its own, as the stacks of a hung worker may take a second to arrive.
             threading.Thread(target=self._end_hung, args=(reason,), daemon=True).start()
+
+    def _ignored_s(self) -> float:
+        """Return for how long all lanes have been idle although a command is pending.
+
+        A worker that was suspended between two commands never begins the next one.
+        """
+        now_s, num_answered = time.monotonic(), self._num_sent - len(self._pending)
+        is_busy = any(beat.silent_s > 0 for beat in self._pulse.read())
+        if is_busy or not self._pending or num_answered != self._num_answered_before:
+            self._num_answered_before, self._idle_since_s = num_answered, now_s
+        return now_s - self._idle_since_s
 
     def close(self) -> None:
         """End the worker and wait for its process; it is killed if it does not end by itself."""

@@ -548,3 +548,28 @@ def test_comparison_stops_when_asked_to(job: Job, tmp_path: Path) -> None:
             directory=tmp_path,
             shutdown_event=stop,
         )
+
+
+@pytest.mark.parametrize(("is_alone", "engine"), [(True, "auto"), (False, "threads")])
+def test_a_run_beside_others_starts_no_processes_of_its_own(
+    is_alone: bool, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Job] = []
+
+    def noted(bench: Any, wanted: Any, model: ArmRun | None, job: Job) -> ArmRun:
+        jobs.append(job)
+        return ArmRun(arm="wait", stratum=0, seed=1, wall_s=1.0, envs=(), num_failed=0)
+
+    monkeypatch.setattr(comparing._Workbench, "_run_here", noted)
+    workbench: Any = comparing._Workbench
+    bench = workbench(
+        job=Job(),
+        arms=(),
+        store=None,
+        stop=StopFlag(),
+        dataset=None,
+        progress=None,
+    )
+    arm, _ = parse_arms(["wait", "random"])
+    bench._run(comparing._Wanted(arm, 0, 1), is_alone=is_alone)
+    assert [job.run.engine for job in jobs] == [engine]

@@ -1,5 +1,6 @@
 """Runs whose envs live in processes of their own: the same bits, and lost workers replaced."""
 
+import io
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from esper.leyline.config import EngineKind
 from esper.leyline.errors import ConfigError, InterruptedRunError
 from esper.leyline.telemetry import EventType
 from esper.leyline.workers import (
+    Apply,
     Build,
     Command,
     Request,
@@ -31,11 +33,14 @@ from esper.leyline.workers import (
 from esper.runtime.batches import SharedBatchIterator
 from esper.simic.training import vectorized
 from esper.simic.training.assembly import engines
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.worker_setup import prepare_worker
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.vectorized import run_job
 from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.process_port import ProcessPort
 from esper.tolaria.pulse import Pulse
+from esper.tolaria.stopping import StopFlag
 from esper.tolaria.wire import Wire
 
 Facts = tuple[list[bytes], str, bytes]
@@ -87,6 +92,28 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_round_leaves_no_trace_in_the
     (event,) = operational_events(run_dir)
     assert event["event_type"] == EventType.WORKER_RESTARTED
     assert event["data"]["reason"] == "was killed by SIGKILL"
+
+
+def test_a_worker_that_is_suspended_between_two_commands_is_replaced(
+    on_threads: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, suspended = ProcessPort.submit, list[int]()
+
+    def suspending(port: ProcessPort, command: Command) -> Any:
+        is_decision = isinstance(command, Apply) and command.decision.step == 1
+        if is_decision and not suspended:
+            suspended.append(port.pid)
+            os.kill(port.pid, signal.SIGSTOP)  # it waits for this decision: its lanes are idle
+        return submit(port, command)
+
+    monkeypatch.setattr(ProcessPort, "submit", suspending)
+    job = digits_job(tmp_path, engine="processes", workers=2, lane_deadline_s=5.0)
+
+    run_dir = run_job(job).run_dir
+
+    assert run_facts(run_dir) == on_threads
+    (event,) = operational_events(run_dir)
+    assert event["data"]["reason"].startswith("no heartbeat for")
 
 
 def test_workers_killed_while_they_repeat_a_round_leave_no_trace_either(
@@ -192,6 +219,26 @@ def test_a_worker_that_receives_junk_ends_with_one_line(
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == len(JUNK) + 1
     assert all("ends: it received a message that" in line for line in lines)
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_the_console_begins_with_the_engine_and_why_it_was_chosen(
+    is_quiet: bool, tmp_path: Path
+) -> None:
+    watch = io.StringIO()
+    run_job(digits_job(tmp_path, engine="threads", lanes=2, quiet=is_quiet), watch=watch)
+    opening = "engine: threads, 2 lanes (as requested)"
+    assert (watch.getvalue().splitlines()[:1] == [opening]) == (not is_quiet)
+    (run_dir,) = tmp_path.iterdir()
+    assert b"as requested" not in (run_dir / "events.jsonl").read_bytes()
+
+
+def test_a_trace_on_processes_says_what_it_covers(tmp_path: Path) -> None:
+    job = digits_job(tmp_path, engine="processes", workers=2, profiler={"torch": True})
+    setup = prepare_worker(job, StopFlag(), parts=RunParts())
+    assert str(engines.choose_engine(setup)) == (
+        "processes, 2 workers (as requested; --torch-profiler traces control only, not the workers)"
+    )
 
 
 def test_workers_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

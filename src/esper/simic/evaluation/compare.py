@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from esper.leyline.comparison import ArmRun, ComparisonReport, RunRequest
-from esper.leyline.config import DataSource, Job
+from esper.leyline.config import DataSource, EngineKind, Job
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
 from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
 from esper.runtime.datasets import TensorDataset
@@ -254,7 +254,9 @@ class _Workbench:
         model = None if copied is None else self.runs[wanted._replace(arm=copied).key]
         if is_alone:
             return self._run_here(wanted, model, self.job)
-        job = msgspec.structs.replace(self.job, run=msgspec.structs.replace(self.job.run, lanes=1))
+        # One thread per run: the runs themselves take the cores.
+        options = msgspec.structs.replace(self.job.run, lanes=1, engine=EngineKind.THREADS)
+        job = msgspec.structs.replace(self.job, run=options)
         if self._idle is None:
             run = self._run_here(wanted, model, job)
         else:
