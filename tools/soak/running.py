@@ -28,8 +28,11 @@ MODULES = {
     "L11": ("startup",),
     "L12": ("surroundings",),
     "L14": ("tampering",),
+    "L15": ("volatile",),
+    "L16": ("rivals",),
+    "L17": ("guided",),
 }
-LONG = ("L10", "L6")
+LONG = ("L17", "L10", "L16", "L6")
 """Started first, so that no core is left without work at the end."""
 ALONE = ("L9",)
 """Measures CPU time, so it runs alone after the others."""
