@@ -60,6 +60,13 @@ PROMISES = {
     "replaces, removes or links while a run writes it is noticed at the next commit and ends the "
     "run with exit code 3 and one sentence. Resume writes only to regular files with one name in "
     "the run's directory, and refuses links with exit code 2 before it changes anything.",
+    "L15": "After a crash at any moment of a run or of its resume, the latest checkpoint can be "
+    "resumed from its log, even if directory entries that were not synced are lost and unsynced "
+    "names and data reach the disk in any order.",
+    "L16": "Of two processes that resume the same run, one wins and the other says so; the lock on "
+    "the log is held from before the first change until the run ends.",
+    "L17": "Coverage-guided fuzzing finds no input that crashes a reader: checkpoints, "
+    "configuration files, IDX and tar files, log lines.",
     "L18": "A worker process that is killed with SIGKILL at any moment, even while it repeats a "
     "round in place of one that was killed before, is replaced, and the finished run is "
     "bit-identical to an undisturbed one. Two losses at one command that was never answered, which "
@@ -67,6 +74,18 @@ PROMISES = {
     "L19": "The same for Ray actors.",
 }
 """The property that each row tests."""
+
+NOT_PROMISED = (
+    "Who can write to the directory of a run as you can, can destroy it; such changes are noticed, "
+    "not prevented.",
+    "A run keeps its last three checkpoints and the best one; a disk that loses synced data can "
+    "lose more than one round.",
+    "In the interpreter's own start-up, before the first line of a command, Python's default "
+    "reaction to signals applies.",
+    "A signal that a debugger, `nohup` (SIGHUP) or SIGSTOP holds back is not seen.",
+    "Checksums detect damage; they are no signature against somebody who recomputes them.",
+)
+"""What users might expect and do not get."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +162,8 @@ def document_of(results: Results) -> str:
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")
         parts.append(_result_text(results[name]) if name in results else "Not run yet.")
+    parts.append("## What is not promised")
+    parts.append("\n".join(f"- {sentence}" for sentence in NOT_PROMISED))
     return "\n\n".join(parts) + "\n"
 
 

@@ -29,10 +29,13 @@ MODULES = {
     "L12": ("surroundings",),
     "L13": ("visiting",),
     "L14": ("tampering",),
+    "L15": ("volatile",),
+    "L16": ("rivals",),
+    "L17": ("guided",),
     "L18": ("process_kills",),
     "L19": ("actor_kills",),
 }
-LONG = ("L10", "L6")
+LONG = ("L17", "L10", "L16", "L6")
 """Started first, so that no core is left without work at the end."""
 ALONE = ("L9", "L13")
 """They measure time, so each runs alone after the others."""

@@ -85,7 +85,10 @@ class Recorder:
                 self.operations.append(Operation(name, path))
 
 
-_RECORDED = ("open", "write", "fsync", "truncate", "rename", "link", "remove", "make_directory")
+_RECORDED = (
+    *("open", "write", "fsync", "truncate", "rename", "link", "remove"),
+    *("make_directory", "fsync_directory"),
+)
 
 
 class Crash(StrEnum):
