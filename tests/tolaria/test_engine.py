@@ -315,12 +315,17 @@ async def test_a_stop_ends_a_pass_between_two_batches() -> None:
 
 
 async def test_closing_does_not_wait_for_a_lane_that_hangs() -> None:
-    may_end = threading.Event()
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        has_begun.set()
+        may_end.wait(WAIT_S)
+
     engine = engine_for(NotingWork(), 2)
     await engine.build_round(0)
     hung = engine.lanes[0]
-    hung.submit(may_end.wait, WAIT_S)
-    while hung.silent_s() == 0.0:
+    hung.submit(hang)
+    while not has_begun.is_set():
         await anyio.lowlevel.checkpoint()
     hung.abandon(RunFailedError("stalled"))
 

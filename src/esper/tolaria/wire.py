@@ -23,8 +23,7 @@ class Wire:
     def send(self, message: bytes) -> None:
         """Send a message; raise OSError if the other end is gone."""
         with self._sending:
-            self._socket.sendall(_LENGTH.pack(len(message)))
-            self._socket.sendall(message)
+            self._socket.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
         """Return the next message; None if the other end is gone, even in mid-message.

@@ -30,7 +30,7 @@ from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, Severity
 from esper.simic import seed_management
 from esper.simic.telemetry import emitters, step_events
 from esper.simic.training import batch_ops, reporter
-from esper.simic.training.assembly import worker_setup
+from esper.tolaria import worker
 from esper.tolaria.fences import RecordingFence
 
 ANOMALIES = {
@@ -63,7 +63,7 @@ def anomalous(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     """Four updates with everything wrong, on a device that is nearly full."""
     with pytest.MonkeyPatch.context() as patch:
         force_updates(patch, **ANOMALIES)
-        patch.setattr(worker_setup, "build_fence", lambda device: RecordingFence(device, FULL))
+        patch.setattr(worker, "build_fence", lambda device: RecordingFence(device, FULL))
         return small_run(tmp_path_factory.mktemp("anomalous"), n_episodes=4, max_epochs=1)
 
 
