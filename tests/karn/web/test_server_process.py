@@ -1,7 +1,9 @@
 """The process of a live server, seen from the run that has it."""
 
+import contextlib
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -9,12 +11,18 @@ import anyio.lowlevel
 import pytest
 from tests.nissa.making import RUN_ID, pruned, read_events
 from tools.soak.process_tree import server_process
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
+from esper.karn.view.followed_log import open_source, publish_up_to
+from esper.karn.web.run_server import RunServer
 from esper.karn.web.server_process import run_server_process
 from esper.leyline.live import ServeRequest
 from esper.leyline.payloads import LiveServerStopped
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.security import Security
 
 pytestmark = pytest.mark.anyio
 WAIT_S = 60.0
@@ -59,3 +67,37 @@ async def test_server_that_cannot_be_started_is_reported_and_the_run_goes_on(
     (stopped,) = read_events(tmp_path / "operational.jsonl")
     assert isinstance(stopped.data, LiveServerStopped)
     assert stopped.data.reason == "it cannot be started: no such file or directory"
+
+
+async def test_viewer_gets_the_end_from_a_server_whose_view_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.karn.view.view_feed.PAUSE_S", 2.0)
+    with TelemetryHub(tmp_path, run_id=RUN_ID) as hub:
+        hub.emit(pruned())
+    ended = anyio.Event()
+    listener = listen(ServerAddress("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = RunServer(
+        source=open_source(tmp_path),
+        run_dir=tmp_path,
+        security=Security(host="127.0.0.1"),
+        listener=listener,
+        follow=partial(follow_until, ended),
+    )
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run)
+            async with connect(f"ws://127.0.0.1:{port}/ws/view") as viewer:
+                await viewer.recv()
+                ended.set()
+                with contextlib.suppress(ConnectionClosed):
+                    while True:
+                        await viewer.recv()
+                assert viewer.close_code == 1000
+
+
+async def follow_until(ended: anyio.Event, source: LiveSource) -> None:
+    await publish_up_to(source, None)
+    await ended.wait()
+    source.feed.close()

@@ -47,6 +47,10 @@ class ViewFeed:
         self.is_over = False
         """Whether the run has ended and the model is final."""
 
+    def is_settled(self) -> bool:
+        """Return whether the model is final."""
+        return self.is_over
+
     @property
     def version(self) -> int:
         """Return the version of the model."""

@@ -173,13 +173,13 @@ class _Viewer:
 
     async def _stream(self) -> None:
         while True:
+            if self.feed.is_over:
+                self._end(CloseCode.RUN_ENDED)  # with the last patch
             is_due = anyio.current_time() - self._sent_at >= HEARTBEAT_S
             if self._asked.is_set():
                 await self.budget.spend(PATCH_UNITS)
             if self._version < self.feed.version or self._asked.is_set() or is_due:
                 await self._send_patch()
-            elif self.feed.is_over:
-                self._end(CloseCode.RUN_ENDED)
             with anyio.move_on_after(PATCH_EVERY_S):
                 await self._asked.wait()
 

@@ -50,7 +50,7 @@ class RunServer:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(view.run)
                 tasks.start_soon(self._follow, app.state.stop)
-                await serve(app, self.listener)
+                await serve(app, self.listener, is_settled=view.is_settled)
                 tasks.cancel_scope.cancel()
         return app.state.stop.code is CloseCode.LOG_RESTARTED
 

@@ -6,7 +6,7 @@ import logging
 import resource
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import anyio
@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
                 if unread_s > UNREAD_GRACE_S or (idle_s > REQUEST_GRACE_S and not num_bytes):
                     cut_off(one.transport)
 
-    async def drain(self, source: LiveSource) -> None:
+    async def drain(self, source: LiveSource, is_settled: Callable[[], bool]) -> None:
         """Wait until clients have read the rest of a finished run; abort those that do not read.
 
         Consumes: the closed feed. Produces: nothing; the sessions send. Waits for: pending
@@ -155,7 +155,9 @@ class _Server(uvicorn.Server):
         while self._is_busy and anyio.current_time() < deadline_s:
             await anyio.sleep(DRAIN_LOOK_S)
             before, progress = progress, self._progress(source)
-            num_stalled = num_stalled + 1 if progress == before else 0
+            # A server that has yet to prepare the end cannot blame its clients for the pause.
+            is_stalled = progress == before and is_settled()
+            num_stalled = num_stalled + 1 if is_stalled else 0
             if num_stalled == DRAIN_STALLED_LOOKS:
                 break
         for connection in list(self.server_state.connections):
@@ -195,10 +197,15 @@ def _max_sockets() -> int:
     return MAX_SOCKETS if soft < 0 else min(MAX_SOCKETS, max(soft - RESERVED_FILES, MIN_SOCKETS))
 
 
+def _always() -> bool:
+    return True
+
+
 async def serve(
     app: Starlette,
     listener: socket.socket,
     *,
+    is_settled: Callable[[], bool] = _always,
     max_arrivals_per_s: float = MAX_ARRIVALS_PER_S,
     task_status: TaskStatus[ServerAddress] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -208,6 +215,13 @@ async def serve(
 
     Consumes: connections. Produces: the bound address, responses and frames. Waits for: the end
     of the run. Unblocked by: the run's feed, or cancellation. Closes the listener.
+
+    Args:
+        app: the routes of a run.
+        listener: bound already.
+        is_settled: returns whether everything that follows the log has read its end.
+        max_arrivals_per_s: connections that are accepted per second.
+        task_status: gets the bound address, once listening.
     """
     config = uvicorn.Config(
         app,
@@ -233,7 +247,7 @@ async def serve(
         task_status.started(ServerAddress(*listener.getsockname()[:2]))
         try:
             await app.state.source.feed.wait_closed()
-            await server.drain(app.state.source)
+            await server.drain(app.state.source, is_settled)
         finally:
             app.state.stop.event.set()
             server.should_exit = True
