@@ -29,7 +29,7 @@ def test_reason_fits_a_close_frame() -> None:
 
 
 def test_application_codes_are_in_the_private_range_and_the_rest_is_registered() -> None:
-    registered = {1000, 1001, 1008, 1011, 1013}
+    registered = {1000, 1001, 1008, 1011, 1012, 1013}
     assert all(code in registered or 4000 <= code <= 4999 for code in CloseCode)
 
 

@@ -133,19 +133,22 @@ def test_the_agent_is_loaded_from_the_checkpoint_that_carries_the_normaliser(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path, task=TASK, n_episodes=1)
-    loaded: list[Path] = []
+    loaded: list[tuple[Path, dict[str, Any]]] = []
     load = PPOAgent.load
 
-    def noted(path: Path | str, *, device: torch.device | str = "cpu") -> PPOAgent:
-        loaded.append(Path(path))
-        return load(path, device=device)
+    def noted(path: Path | str, **options: Any) -> PPOAgent:
+        loaded.append((Path(path), options))
+        return load(path, **options)
 
     monkeypatch.setattr(vectorized.PPOAgent, "load", noted)
     train(tmp_path, resume_path="latest", n_episodes=2)
 
-    (path,) = loaded
+    ((path, options),) = loaded
     assert path.name == "round-000001.pt"
     stored = torch.load(path, weights_only=True)["reward_normalizer"]
+    passed_on = options["checkpoint"]["reward_normalizer"]
+    assert passed_on.keys() == stored.keys()
+    assert all(torch.equal(passed_on[name], stored[name]) for name in stored)
     fresh = RewardNormalizer().state_dict()
     assert any(not torch.equal(stored[name], fresh[name]) for name in fresh)
 

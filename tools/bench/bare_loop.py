@@ -73,7 +73,7 @@ class _Env:
 
     @torch.inference_mode()
     def validate(self, batches: Sequence[Batch], ablations: Sequence[Ablation]) -> float:
-        """Evaluate all configurations and return the mean loss of the unablated network."""
+        """Evaluate all configurations and return the mean loss over all samples, unablated."""
         self.model.eval()
         losses = [self._loss(batches, ablation) for ablation in ablations]
         return losses[0]
@@ -82,9 +82,9 @@ class _Env:
         loss, correct = torch.zeros(()), torch.zeros(())
         for inputs, targets in batches:
             logits: Tensor = self.model(inputs, ablation)
-            loss += nn.functional.cross_entropy(logits, targets)
+            loss += nn.functional.cross_entropy(logits, targets, reduction="sum")
             correct += (logits.argmax(-1) == targets).sum()
-        return loss.item() / len(batches)
+        return loss.item() / sum(batch.targets.numel() for batch in batches)
 
 
 def _grow(slot: SeedSlot, state: SeedState | None, generator: torch.Generator) -> None:

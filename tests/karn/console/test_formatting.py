@@ -1,5 +1,6 @@
 """Numbers, durations, sparklines and untrusted text as a terminal shows them."""
 
+import ast
 import unicodedata
 
 import pytest
@@ -11,9 +12,9 @@ from esper.karn.console.formatting import (
     STAGE_LABELS,
     duration,
     number,
-    printable,
     sparkline,
 )
+from esper.leyline.printable import printable
 from esper.leyline.stages import Stage
 
 BLOCKS = {False: "▁▂▃▄▅▆▇█", True: "_.:-=+*#"}
@@ -74,13 +75,19 @@ def test_every_stage_has_a_label_of_its_own() -> None:
     assert STAGE_LABELS.keys() <= {stage.name for stage in Stage}
 
 
-@given(st.text())
-def test_printable_text_has_no_control_character_and_the_same_length(text: str) -> None:
-    shown = printable(text)
-    assert len(shown) == len(text)
-    assert not any(unicodedata.category(char).startswith("C") for char in shown)
-    assert all(one == other or other == "·" for one, other in zip(text, shown, strict=True))
+@given(st.text(st.characters()))  # surrogates included, as file names may contain them
+def test_printable_text_escapes_what_a_terminal_might_act_on_and_keeps_the_rest(text: str) -> None:
+    shown = [printable(char) for char in text]
+    assert printable(text) == "".join(shown)
+    for char, escaped in zip(text, shown, strict=True):
+        if char == " " or unicodedata.category(char)[0] not in "CZ":
+            assert escaped == char
+        else:
+            assert escaped.isascii()
+            assert escaped.startswith("\\")
+            assert not any(unicodedata.category(one).startswith("C") for one in escaped)
+            assert ast.literal_eval(f'"{escaped}"') == char
 
 
 def test_escape_sequence_of_a_hostile_name_is_disarmed() -> None:
-    assert printable("a\x1b[31mb\u202e") == "a·[31mb·"
+    assert printable("a\x1b[31mb\u202e") == r"a\x1b[31mb\u202e"

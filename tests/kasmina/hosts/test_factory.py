@@ -6,9 +6,15 @@ from tests.kasmina.hosts.specs import SMALL_HOSTS, batch
 from tests.kasmina.tools import generator, has_same_state, num_params, unchanged_global_rng
 
 from esper.kasmina.hosts import build_host
-from esper.leyline.tasks import TASKS, CnnHostSpec, HostSpec, TaskSpec
+from esper.leyline.errors import ContractError
+from esper.leyline.probes import ProbeHostSpec
+from esper.leyline.tasks import TASKS, CnnHostSpec, HostSpec, TaskSpec, TransformerHostSpec
 
-tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+PROBES = {name: task for name, task in TASKS.items() if isinstance(task.host, ProbeHostSpec)}
+NETWORKS = {name: task for name, task in TASKS.items() if name not in PROBES}
+
+tasks = pytest.mark.parametrize("task", NETWORKS.values(), ids=NETWORKS)
+probes = pytest.mark.parametrize("task", PROBES.values(), ids=PROBES)
 hosts = pytest.mark.parametrize("spec", SMALL_HOSTS.values(), ids=SMALL_HOSTS)
 
 KNOWN_SIZES = {
@@ -32,6 +38,7 @@ def closed_form(spec: HostSpec) -> int:
         blocks = zip(inputs, outputs, strict=True)
         convolutions = sum(spec.kernel_size**2 * i * o + 2 * o for i, o in blocks)
         return convolutions + (outputs[-1] + 1) * spec.num_classes
+    assert isinstance(spec, TransformerHostSpec)
     d = spec.embed_dim
     return (spec.vocab_size + spec.block_size + 2) * d + spec.num_layers * (12 * d**2 + 13 * d)
 
@@ -47,6 +54,16 @@ def test_hosts_have_the_size_of_the_closed_form(task: TaskSpec) -> None:
 def test_hosts_offer_the_slots_their_spec_names(task: TaskSpec) -> None:
     host = build_host(task.host, generator())
     assert tuple(spec.slot_id for spec in host.injection_specs()) == task.host.slot_ids
+
+
+@probes
+def test_probe_has_no_network_to_build(task: TaskSpec) -> None:
+    with pytest.raises(ContractError, match="a probe has no network"):
+        build_host(task.host, generator())
+
+
+def test_every_known_size_is_that_of_a_task_with_a_network() -> None:
+    assert KNOWN_SIZES.keys() <= NETWORKS.keys()
 
 
 @hosts

@@ -81,7 +81,7 @@ def test_what_cannot_be_captured_is_refused_with_the_way_on(tmp_path: Path) -> N
         capture(tmp_path / "empty")
     with pytest.raises(UnreadableFileError, match="no such directory"):
         list_baselines(tmp_path / "nowhere")
-    with pytest.raises(UnreadableFileError, match="cannot be read"):
+    with pytest.raises(UnreadableFileError, match="cannot read the baseline: No such file"):
         read_baseline(tmp_path / "nowhere.json")
 
 

@@ -90,4 +90,4 @@ def test_damaged_crc_files_and_manifests_are_reported(tmp_path: Path) -> None:
             messages.append(str(error))
 
     assert len(messages) > 50
-    assert all("run.json: not a run manifest" in message for message in messages)
+    assert all("run.json: not the manifest of a run" in message for message in messages)

@@ -1,5 +1,6 @@
 """Blocks of whole lines and the records that cover them."""
 
+import io
 import zlib
 from itertools import pairwise
 from pathlib import Path
@@ -47,15 +48,19 @@ def test_empty_block_has_no_lines() -> None:
     assert Block(4, 0, b"").lines() == []
 
 
-@given(blocks, st.integers(0, 1 << 40))
-def test_record_survives_its_line_and_covers_its_block(block: Block, start: int) -> None:
+@given(blocks, st.integers(0, 1 << 40), st.binary(max_size=8))
+def test_record_survives_its_line_and_covers_its_block(
+    block: Block, start: int, rest: bytes
+) -> None:
     record = CommitRecord.of(block, start)
 
     assert parse_commit_record(record.line()) == record
     assert record.num_events == block.num_events
     assert record.end - record.start == len(block.data)
     assert record.crc == zlib.crc32(block.data)
-    assert record.describes(block.data)
+    log = io.BytesIO(block.data + rest)
+    assert record.matches(log)
+    assert log.read() == rest  # the next record's block begins here
 
 
 @given(blocks, st.data())
@@ -64,7 +69,7 @@ def test_any_flipped_bit_is_noticed(block: Block, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, 8 * len(block.data) - 1))
     damaged = bytearray(block.data)
     damaged[position // 8] ^= 1 << (position % 8)
-    assert not record.describes(bytes(damaged))
+    assert not record.matches(io.BytesIO(damaged))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from esper.nissa.storage.files import FileSystem, link_atomically, write_atomically
+from esper.nissa.storage.files import (
+    FileSystem,
+    link_atomically,
+    make_directories,
+    write_atomically,
+)
 
 OLD, NEW = b"old content", b"new content, which is longer"
 WRITE_STEPS = ["remove", "open", "write", "fsync", "close", "rename", "fsync_directory"]
@@ -107,14 +112,20 @@ def test_lock_excludes_a_second_holder_and_ends_with_its_descriptor(tmp_path: Pa
 def test_removed_file_has_no_links_left(tmp_path: Path) -> None:
     files, path = FileSystem(), tmp_path / "f"
     descriptor = files.open(path, os.O_RDWR | os.O_CREAT)
-    assert files.num_links(descriptor) == 1
+    assert files.status(descriptor).st_nlink == 1
     files.remove(path)
     files.remove(path)
-    assert files.num_links(descriptor) == 0
+    assert files.status(descriptor).st_nlink == 0
     files.close(descriptor)
 
 
 def test_directory_that_exists_is_not_made_again(tmp_path: Path) -> None:
-    FileSystem().make_directory(tmp_path / "a" / "b")
+    path = tmp_path / "a" / "b"
+    files = FailingAt()
+    make_directories(files, path)
+    assert path.is_dir()
+    assert files.calls == ["make_directory", "fsync_directory"] * 2  # each on disk before the next
     with pytest.raises(FileExistsError):
-        FileSystem().make_directory(tmp_path / "a" / "b")
+        make_directories(FileSystem(), path)
+    with pytest.raises(FileExistsError):
+        FileSystem().make_directory(path)

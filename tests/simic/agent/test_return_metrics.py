@@ -22,23 +22,23 @@ def drawn() -> torch.Tensor:
     return torch.randn(SHAPE, generator=GENERATOR)
 
 
-VALUES, ADVANTAGES, ERRORS = drawn(), drawn(), drawn()
-RETURNS = VALUES + ADVANTAGES
+VALUES, ADVANTAGES, ERRORS, REALIZED = drawn(), drawn(), drawn(), drawn()
 
 
 def metrics(
     values: torch.Tensor = VALUES,
-    returns: torch.Tensor = RETURNS,
+    realized: torch.Tensor = REALIZED,
     *,
     valid: torch.Tensor = VALID,
     advantages: torch.Tensor = ADVANTAGES,
+    targets: torch.Tensor = VALUES + ADVANTAGES,
     q_values: tuple[float, ...] = (1.0, -2.0, 0.5),
 ) -> ReturnMetrics:
     # Only these two of a rollout's tensors are read.
     batch: Any = SimpleNamespace(valid=valid, is_forced=torch.arange(12).view(SHAPE) % 2 == 0)
     packed = pack_return_metrics(
         batch,
-        Advantages(advantages=advantages, returns=returns, td_errors=ERRORS),
+        Advantages(advantages=advantages, returns=targets, realized=realized, td_errors=ERRORS),
         values,
         torch.tensor(q_values),
         small_config(),
@@ -53,7 +53,7 @@ def of_valid(tensor: torch.Tensor) -> np.ndarray:
 
 def test_moments_and_quantiles_are_those_of_the_valid_rows() -> None:
     found = metrics()
-    v, r, a, td = map(of_valid, (VALUES, RETURNS, ADVANTAGES, ERRORS))
+    v, r, a, td = map(of_valid, (VALUES, REALIZED, ADVANTAGES, ERRORS))
     centred = (a - a.mean()) / a.std()
     expected = {
         "value_mean": v.mean(),
@@ -84,7 +84,7 @@ def test_moments_and_quantiles_are_those_of_the_valid_rows() -> None:
 
 
 def test_perfect_critic_explains_everything() -> None:
-    found = metrics(values=RETURNS)
+    found = metrics(values=REALIZED)
     assert found.explained_variance == 1.0
     assert found.value_nrmse == 0.0
     assert found.value_return_correlation == pytest.approx(1.0)
@@ -92,13 +92,13 @@ def test_perfect_critic_explains_everything() -> None:
 
 def test_constant_critic_explains_nothing_and_has_no_correlation() -> None:
     # Far above the floor of the variance.
-    found = metrics(values=torch.ones(SHAPE), returns=100.0 * RETURNS)
+    found = metrics(values=torch.ones(SHAPE), realized=100.0 * REALIZED)
     assert found.explained_variance == pytest.approx(0.0, abs=1e-6)
     assert found.value_return_correlation is None
 
 
 def test_constant_returns_are_bounded_by_the_variance_floor() -> None:
-    found = metrics(returns=torch.zeros(SHAPE), values=torch.full(SHAPE, 0.25))
+    found = metrics(realized=torch.zeros(SHAPE), values=torch.full(SHAPE, 0.25))
     assert found.return_variance == 0.0
     assert found.explained_variance == 1.0
     assert found.return_skewness is None
@@ -108,7 +108,7 @@ def test_single_row_is_measured_too() -> None:
     one = torch.zeros(SHAPE, dtype=torch.bool)
     one[1, 2] = True
     found = metrics(valid=one)
-    assert found.return_mean == pytest.approx(RETURNS[1, 2].item())
+    assert found.return_mean == pytest.approx(REALIZED[1, 2].item())
     assert found.return_variance == 0.0
     assert found.advantage_skewness is None
 
@@ -116,3 +116,9 @@ def test_single_row_is_measured_too() -> None:
 def test_rows_that_are_not_valid_change_nothing() -> None:
     other = torch.where(VALID, VALUES, torch.full(SHAPE, 1e6))
     assert metrics(values=other) == metrics()
+
+
+def test_targets_of_the_critics_are_not_measured() -> None:
+    """They contain the critic's own values, so that they would speak for any critic."""
+    assert metrics(targets=100.0 * VALUES) == metrics()
+    assert metrics(realized=100.0 * REALIZED) != metrics()

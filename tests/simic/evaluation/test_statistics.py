@@ -160,9 +160,12 @@ def test_bootstrap_is_the_same_for_the_same_seed_and_another_for_another() -> No
     assert bootstrap(alone(scores), mean, seed=2, num_draws=50) != once
 
 
-def test_interval_is_above_zero_only_if_its_lower_end_is() -> None:
-    assert bootstrap(alone([1.0, 1.2, 1.1]), mean, seed=1).is_above_zero
-    assert not bootstrap(alone([-1.0, 2.0, 0.5]), mean, seed=1).is_above_zero
+def test_interval_is_above_zero_only_if_the_runs_agree_that_it_is() -> None:
+    agreed = bootstrap(alone([1.0, 1.2, 1.1]), mean, seed=1)
+    divided = bootstrap(alone([-1.0, 2.0, 0.5]), mean, seed=1)
+
+    assert 0.0 < agreed.low < agreed.value < agreed.high
+    assert divided.low < 0.0 < divided.value < divided.high
 
 
 def test_pareto_front_keeps_what_nothing_else_beats() -> None:

@@ -178,7 +178,7 @@ def test_file_that_is_no_checkpoint_is_refused(data: bytes, tmp_path: Path) -> N
 def test_missing_file_and_directory_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFileError, match="No such file"):
         read_checkpoint(tmp_path / "missing.pt")
-    with pytest.raises(UnreadableFileError, match="directory"):
+    with pytest.raises(UnreadableFileError, match="not a regular file"):
         read_checkpoint(tmp_path)
 
 
