@@ -26,7 +26,7 @@ async def monitored(monitor: RunMonitor, run_dir: Path, page: str | None = None)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             hub = TelemetryHub(run_dir, run_id="5eed0001")
-            tasks.start_soon(monitor, hub, pytest.fail)
+            tasks.start_soon(monitor, hub)
             for event in EVENTS:
                 scope = EventScope(round=event.round, step=event.step, env_id=event.env_id)
                 hub.emit(event.data, scope, event.severity)
@@ -86,7 +86,7 @@ def test_address_is_logged_where_nothing_is_printed(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO):
         monitor = build_monitor(RunOptions(serve="127.0.0.1:0"), None)
     assert monitor.server is not None
-    assert f"dashboard at {monitor.server.url}" in caplog.messages
+    assert f"dashboard at {monitor.server.url(has_token=False)}" in caplog.messages
     monitor.server.listener.close()
 
 

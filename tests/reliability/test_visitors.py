@@ -119,12 +119,15 @@ def test_server_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     assert is_gone(run.port)
 
 
-def test_signal_to_the_whole_process_group_still_delivers_the_end(tmp_path: Path) -> None:
+def test_signal_to_all_processes_of_a_run_still_delivers_the_end(tmp_path: Path) -> None:
     with served_run(tmp_path, *ENDLESS) as run, listening(run) as received:
         for process in process_tree(run.process.pid):
             os.kill(process, signal.SIGTERM)
         assert run.process.wait(WAIT_S) == 130
         lines = run.log_lines()
+        assert run.process.stderr is not None
+        errors = run.process.stderr.read()
+    assert errors == "esper-train: received SIGTERM\n"
     assert received.lines == lines
     assert (received.types[-1], received.close_code) == ("RUN_FINISHED", 1000)
 

@@ -1,7 +1,5 @@
 """Exit codes, one-line errors, closed pipes and SIGTERM, for any command."""
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -81,15 +79,36 @@ def test_interruption_is_explained_and_other_errors_pass() -> None:
         raise ValueError("other")
 
 
-def test_sigterm_ends_a_command_like_ctrl_c_and_the_handler_is_restored() -> None:
-    def command(_: Namespace) -> int:
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.pause()
-        return 0
+_CLEANS_UP = """
+import os, signal, sys
+from argparse import ArgumentParser
+from esper.scripts.cli import interruptible, run_command
 
-    before = signal.getsignal(signal.SIGTERM)
-    assert run_command(parser_of(command), []) == ExitCode.INTERRUPTED
-    assert signal.getsignal(signal.SIGTERM) is before
+def command(_):
+    with interruptible():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            print("cleaned up")
+    return 0
+
+parser = ArgumentParser(prog="tool")
+parser.set_defaults(command=command)
+before = signal.getsignal(signal.SIGTERM)
+code = run_command(parser, [])
+print("restored" if signal.getsignal(signal.SIGTERM) is before else "not restored")
+sys.exit(code)
+"""
+
+
+def test_sigterm_ends_a_command_like_ctrl_c_and_the_handler_is_restored() -> None:
+    # In a process of its own: where no handler is set, the signal would end the test's.
+    ended = subprocess.run(
+        [sys.executable, "-c", _CLEANS_UP], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (ExitCode.INTERRUPTED, "")
+    assert ended.stdout.splitlines() == ["cleaned up", "restored"]
 
 
 def test_command_runs_outside_the_main_thread_too() -> None:

@@ -20,6 +20,7 @@ from tests.simic.training.runs import (
 
 import esper
 from esper.scripts.train import main
+from esper.tolaria.stopping import StopFlag
 
 TINY = ["--rounds", "1", "--envs", "2", "--episode-length", "3"]
 BUILTIN_EVAL = ["eval", "--checkpoint", "builtin:digits_growth"]
@@ -202,18 +203,29 @@ def test_a_data_file_that_is_damaged_is_named_with_the_reason(
 
 
 def test_a_run_that_is_served_answers_throughout_and_equals_one_that_is_not(
-    finished: Path, tmp_path: Path
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    over, statuses = threading.Event(), []
-    client = threading.Thread(target=ask_until, args=(f"http://{address}/healthz", over, statuses))
+    over, is_up, statuses = threading.Event(), threading.Event(), []
+    client = threading.Thread(
+        target=ask_until, args=(f"http://{address}/healthz", over, is_up, statuses)
+    )
+    check = StopFlag.checkpoint
+
+    def held(flag: StopFlag) -> None:
+        # Holds the lanes, not the event loop: the server's process takes a moment to start.
+        if threading.current_thread() is not threading.main_thread():
+            assert is_up.wait(60), "the server does not answer"
+        check(flag)
+
+    monkeypatch.setattr(StopFlag, "checkpoint", held)
     client.start()
     try:
-        served = trained(tmp_path, "--serve", address)
+        served = trained(tmp_path, "--serve", address, "--engine", "threads")
     finally:
         over.set()
-        client.join(10)
+        client.join(60)
 
     assert len(statuses) > 3
     assert set(statuses) == {200}
@@ -222,11 +234,13 @@ def test_a_run_that_is_served_answers_throughout_and_equals_one_that_is_not(
     assert digests[0] == digests[1]
 
 
-def ask_until(url: str, over: threading.Event, statuses: list[int]) -> None:
+def ask_until(url: str, over: threading.Event, is_up: threading.Event, statuses: list[int]) -> None:
     """Ask for a page again and again; before and after the run there is no server."""
     while not over.wait(0.02):
+        if len(statuses) > 3:
+            is_up.set()
         try:
-            statuses.append(httpx.get(url, timeout=5).status_code)
+            statuses.append(httpx.get(url, timeout=30).status_code)
         except httpx.TimeoutException:
             statuses.append(0)
         except httpx.TransportError:

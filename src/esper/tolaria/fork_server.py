@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from esper.leyline.errors import RunFailedError
+from esper.leyline.stop_signals import STOP_SIGNALS
 
 __all__ = ["ForkServer", "main"]
 
@@ -32,6 +33,8 @@ _MAX_DESCRIPTORS: Final = 8
 REAP_TIMEOUT_S: Final = 5.0
 """How long a worker that was asked to end may take before it is killed."""
 POLL_S: Final = 0.01
+_UNKNOWN_STATUS: Final = 127 << 8
+"""The wait status of a process that exited with code 127."""
 
 
 class ForkServer:
@@ -121,7 +124,9 @@ def _ending(status: int) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Fork on request until the driver closes the connection or ends."""
     descriptor, target = arguments
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A service manager sends them to all processes; the driver ends its workers, which inherit it.
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
     module, _, name = target.partition(":")
     run: Callable[[Sequence[int]], int] = getattr(importlib.import_module(module), name)
     children: set[int] = set()
@@ -159,13 +164,17 @@ def _request(connection: socket.socket) -> tuple[bytes, int, list[int]] | None:
 def _reaped(pid: int) -> int:
     """Return the wait status of a child, which is killed if it does not end by itself."""
     deadline_s = time.monotonic() + REAP_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return status
-        time.sleep(POLL_S)
-    os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
+    try:
+        while time.monotonic() < deadline_s:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                return status
+            time.sleep(POLL_S)
+        os.kill(pid, signal.SIGKILL)
+        return os.waitpid(pid, 0)[1]
+    except ChildProcessError:
+        # A child of the server before this one, which was killed: nobody knows how it ended.
+        return _UNKNOWN_STATUS
 
 
 if __name__ == "__main__":
