@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
 @pytest.mark.parametrize(
     ("flags", "end", "verdict"),
     [
-        pytest.param((*SMALL, "--rounds", "3"), let_be, "completed", id="completed"),
+        pytest.param((*SMALL, "--rounds", "12"), let_be, "completed", id="completed"),
         pytest.param(ENDLESS, interrupt, "interrupted", id="SIGINT"),
     ],
 )
