@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from esper.karn.view.followed_log import open_source, publish_up_to
 from esper.karn.web.run_server import RunServer
+from esper.karn.web.server_child import NICENESS
 from esper.karn.web.server_process import run_server_process
 from esper.leyline.live import ServeRequest
 from esper.leyline.payloads import LiveServerStopped
@@ -38,6 +39,12 @@ def is_there(process: int) -> bool:
     return Path(f"/proc/{process}").exists()
 
 
+def group_niceness(process: int) -> int | None:
+    """Return the niceness of a process's whole session; None on kernels without autogroups."""
+    group = Path(f"/proc/{process}/autogroup")
+    return int(group.read_text().split()[-1]) if group.exists() else None
+
+
 async def test_server_that_hangs_at_the_end_is_ended_after_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +61,22 @@ async def test_server_that_hangs_at_the_end_is_ended_after_a_time(
             hub.emit(pruned())
             await anyio.to_thread.run_sync(hub.close)
     assert not is_there(server)
+
+
+async def test_server_yields_the_processor_to_the_run_and_to_its_workers(tmp_path: Path) -> None:
+    listener = listen(ServerAddress("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    with anyio.fail_after(WAIT_S), TelemetryHub(tmp_path, run_id=RUN_ID) as hub:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_server_process, listener, request_for(tmp_path), hub)
+            async with connect(f"ws://127.0.0.1:{port}/ws/view", open_timeout=WAIT_S) as viewer:
+                await viewer.recv()
+                server = await anyio.to_thread.run_sync(server_process, os.getpid())
+                assert os.getpriority(os.PRIO_PROCESS, server) == NICENESS
+                # A session is what Linux divides the processor between where it has autogroups.
+                assert os.getsid(server) == server
+                assert group_niceness(server) in (NICENESS, None)
+            await anyio.to_thread.run_sync(hub.close)
 
 
 async def test_server_that_cannot_be_started_is_reported_and_the_run_goes_on(

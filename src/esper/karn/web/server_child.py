@@ -148,10 +148,15 @@ async def _end_with_parent(parent: int) -> None:
 
 
 def _step_back() -> None:
-    """Leave processor and memory to the run, where the two compete."""
+    """Leave processor and memory to the run and its workers, where they compete."""
+    # Where Linux groups processes automatically, it divides the processor between sessions first,
+    # and niceness counts within one only. Worker processes have a session of their own: a server
+    # in the run's session could take half of the processor from them.
+    os.setsid()
     os.nice(NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+    for name, value in (("autogroup", str(NICENESS)), ("oom_score_adj", OOM_SCORE)):
+        with contextlib.suppress(OSError):
+            Path("/proc/self", name).write_text(value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
