@@ -2,7 +2,8 @@
 
 anyio's pooled threads have no affinity, but a CUDA stream, a grad mode and an env's model all
 belong to one thread. Lanes are therefore dedicated threads, each running its calls one after
-another. This is the only module where threads and the event loop interact.
+another. A call crosses between the event loop and a lane in this module only; `event_loop` has the
+blocking calls that need no lane of their own.
 """
 
 import asyncio

@@ -10,8 +10,8 @@ machine or our determinism is broken, and the run ends.
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -23,7 +23,7 @@ from esper.leyline.workers import Apply, Build, Command, Quarantine, Reply, Trai
 from esper.tolaria.engine import Port
 from esper.tolaria.lanes import Lane
 
-__all__ = ["ReplayingPort"]
+__all__ = ["ReplayingPort", "start_ports"]
 
 MAX_LOSSES: Final = 2
 """Losses at one command that was never answered before its env is quarantined."""
@@ -239,6 +239,21 @@ class ReplayingPort:
             duration_s=seconds,
             stack=lost.stacks,
         )
+
+
+def start_ports(starts: Sequence[Callable[[], Port]]) -> list[Port]:
+    """Start all workers of a run at once; if one cannot be started, end the others."""
+    with ThreadPoolExecutor(len(starts), "worker start") as pool:
+        calls = [
+            pool.submit(ReplayingPort, start, index=index) for index, start in enumerate(starts)
+        ]
+    broken = [call for call in calls if call.exception() is not None]
+    if broken:
+        for call in calls:
+            if call not in broken:
+                call.result().close()
+        broken[0].result()
+    return [call.result() for call in calls]
 
 
 def _log_restart(restarted: WorkerRestarted) -> None:

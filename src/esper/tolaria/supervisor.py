@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.errors import RunFailedError
 from esper.leyline.stop_signals import on_stop_signal
+from esper.tolaria.event_loop import run_blocking
 from esper.tolaria.lanes import Lane, lane_stacks
 from esper.tolaria.stopping import StopFlag
 
@@ -148,8 +148,7 @@ async def supervise(
                 group.start_soon(task)
             outcome = await _run_watched(main, watchdog)
             if close_log is not None:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(close_log)
+                await run_blocking(close_log)
             group.cancel_scope.deadline = anyio.current_time() + linger_s
     except BaseExceptionGroup as errors:
         raise watchdog.failure or _first_of(errors) from None

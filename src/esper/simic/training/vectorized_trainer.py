@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from esper.leyline.errors import (
@@ -42,6 +41,7 @@ from esper.simic.training.reporter import Reporter, RoundFigures
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread, StepResult, run_step
 from esper.tolaria.engine import Engine
+from esper.tolaria.event_loop import run_blocking
 
 __all__ = ["VectorizedPPOTrainer"]
 
@@ -193,8 +193,8 @@ class VectorizedPPOTrainer:
             final_accuracy_pct=self.state.final_accuracy_pct,
             duration_s=time.monotonic() - began_s,
         )
-        with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
-            await anyio.to_thread.run_sync(self.checkpointer.commit_staged)
+        with contextlib.suppress(EsperError):
+            await run_blocking(self.checkpointer.commit_staged)
         with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
             await self.tracer.stop()
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
