@@ -38,7 +38,7 @@ from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.containment import Place, contained
 from esper.tolaria.governor import preflight
 
-__all__ = ["apply_decision", "execute_actions", "parse_sampled_action"]
+__all__ = ["ActionWork", "apply_decision", "execute_actions", "parse_sampled_action"]
 
 
 def parse_sampled_action(indices: Sequence[int], slot_ids: Sequence[str]) -> ActionSpec:
@@ -88,6 +88,31 @@ def execute_actions(
             result.outcomes.append(outcome)
         beat()
     return result
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class ActionWork:
+    """The part of the engine's EnvWork that is the same for every kind of env."""
+
+    action_rules: ActionRules
+    masker: ActionMasker
+
+    def apply(
+        self,
+        envs: Sequence[EnvEpisode],
+        decision: StepDecision,
+        failures: list[EnvFailure],
+        beat: Callable[[], None],
+    ) -> ActionExecutionResult:
+        """Execute the decisions of a lane's envs and end the step."""
+        return execute_actions(
+            envs,
+            decision,
+            rules=self.action_rules,
+            masker=self.masker,
+            failures=failures,
+            beat=beat,
+        )
 
 
 def apply_decision(env: EnvEpisode, decision: StepDecision, rules: ActionRules) -> EnvOutcome:

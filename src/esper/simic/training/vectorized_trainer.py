@@ -36,7 +36,7 @@ from esper.simic.telemetry.traces import StepTracer
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import RoundResult
-from esper.simic.training.probes import RunProbes
+from esper.simic.training.diagnostics import RunDiagnostics
 from esper.simic.training.reporter import Reporter, RoundFigures
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread, StepResult, run_step
@@ -57,7 +57,7 @@ class VectorizedPPOTrainer:
     schedule: Schedule
     reporter: Reporter
     checkpointer: Checkpointer
-    probes: RunProbes
+    diagnostics: RunDiagnostics
     tracer: StepTracer
     state: RunState
     _round_started_s: float = 0.0
@@ -137,7 +137,7 @@ class VectorizedPPOTrainer:
             done.decision,
             outcome,
             done.record,
-            await self._ask(EventType.OBSERVATION_STATS, self.probes.observation_stats),
+            await self._ask(EventType.OBSERVATION_STATS, self.diagnostics.observation_stats),
         )
         self._note_seeds(outcome)
         await self.tracer.finish_step(outcome.round, outcome.step)
@@ -153,7 +153,9 @@ class VectorizedPPOTrainer:
         alarms = self._judge(result, update)
         self.reporter.escalate(has_anomaly=bool(alarms))
         summary = self._summary(round_index, result, update)
-        layers = await self._ask(EventType.LAYER_GRADIENTS_COLLECTED, self.probes.layer_gradients)
+        layers = await self._ask(
+            EventType.LAYER_GRADIENTS_COLLECTED, self.diagnostics.layer_gradients
+        )
         figures = RoundFigures(
             summary=summary,
             update=update,
@@ -200,11 +202,11 @@ class VectorizedPPOTrainer:
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
             await self.reporter.emit(finished)
 
-    async def _ask(self, event_type: EventType, probe: Callable[[], T]) -> T | None:
+    async def _ask(self, event_type: EventType, diagnose: Callable[[], T]) -> T | None:
         """Run a diagnostic on the control thread if its event would be emitted."""
         if not self.reporter.wants(event_type):
             return None
-        return await self.control.run(probe)
+        return await self.control.run(diagnose)
 
     def _update_event(self, result: RoundResult) -> PPOUpdateCompleted | None:
         metrics = result.metrics
@@ -219,7 +221,7 @@ class VectorizedPPOTrainer:
         if metrics is None:
             return ()
         if update is not None:
-            anomalies, alarms = detect_anomalies(known, update, self.probes.unstable(update))
+            anomalies, alarms = detect_anomalies(known, update, self.diagnostics.unstable(update))
         elif metrics.num_finiteness_skips:
             anomalies, alarm = note_skipped_update(known, metrics.nonfinite)
             alarms = (alarm,)

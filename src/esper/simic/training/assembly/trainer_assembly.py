@@ -1,4 +1,4 @@
-"""The trainer of a run with its schedule, checkpoints, reports and probes."""
+"""The trainer of a run with its schedule, checkpoints, reports and diagnostics."""
 
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.grown import GrownWriter
 from esper.simic.training.checkpoints.run_state import RunState
-from esper.simic.training.probes import RunProbes
+from esper.simic.training.diagnostics import RunDiagnostics
 from esper.simic.training.reporter import Reporter
 from esper.simic.training.reward_ledger import rollback_penalty
 from esper.simic.training.schedule import Schedule
@@ -68,7 +68,7 @@ def build_trainer(
             resumed=resumed,
             grown=GrownWriter(hub.run_dir / GROWN_FILE, grown_header(setup)),
         ),
-        probes=RunProbes(
+        diagnostics=RunDiagnostics(
             learner=learner,
             collect_layers=setup.worker.parts.collect_layers,
             check_stability=setup.worker.parts.check_stability,
