@@ -83,8 +83,8 @@ class SlotOperations:
 
     def payloads_of(self, outcome: Transition) -> tuple[Payload, ...]:
         """Return the event payloads of an outcome that has not been applied yet."""
-        told = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
-        return tuple(payload for payload in told if payload is not None)
+        payloads = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
+        return tuple(payload for payload in payloads if payload is not None)
 
     def occupant(self) -> SeedState:
         """Return the state of the seed; raise for an empty slot."""

@@ -35,47 +35,7 @@ from esper.leyline.workers import (
 )
 from esper.tolaria.lanes import Lane, wait_for_all
 
-__all__ = ["Engine", "Port", "WorkerEngine"]
-
-
-class Engine(Protocol):
-    """Runs the passes of all envs of a round."""
-
-    def start_round(self, round_index: int) -> None:
-        """Start what a round begins with, building and the first passes, without waiting."""
-        ...
-
-    async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
-        """Build the round's envs and release those of the previous round."""
-        ...
-
-    async def train_pass(self, step: int) -> None:
-        """Train every env for one host epoch."""
-        ...
-
-    async def validate_pass(self, step: int) -> StepEvidence:
-        """Validate every env, including ablations, and return the evidence since the last step."""
-        ...
-
-    async def apply(self, decision: StepDecision) -> StepOutcome:
-        """Apply one decision per env and advance the slots by one step."""
-        ...
-
-    async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
-        """Evaluate every env on the test split, which no decision depends on."""
-        ...
-
-    async def snapshot(self, env_id: int) -> dict[str, Any] | None:
-        """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
-        ...
-
-    def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
-        """Return the memory statistics of the envs' devices, as of the end of the last round."""
-        ...
-
-    def close(self) -> None:
-        """Release the envs and end the workers."""
-        ...
+__all__ = ["Port", "WorkerEngine"]
 
 
 class Port(Protocol):

@@ -173,7 +173,7 @@ def _reaped(pid: int) -> int:
         os.kill(pid, signal.SIGKILL)
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
-        # A child of the server before this one, which was killed: nobody knows how it ended.
+        # A child of the server before this one, which was killed: how it ended is unknown.
         return _UNKNOWN_STATUS
 
 

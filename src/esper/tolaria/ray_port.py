@@ -176,7 +176,7 @@ class RayPort:
             return
         with self._lock:
             pending = self._pending.pop(seq, None)
-        # None: the worker had been given up, and whoever waited was told so.
+        # None: the worker had been given up, and its callers have got the error.
         if pending is not None and isinstance(message, Answer):
             settle(pending, message.reply)
 

@@ -141,7 +141,7 @@ class EnvGroup(Generic[E, B]):
     """A lane, the envs that only it accesses, and its queue of batches.
 
     All methods run on the lane and return its part of the worker's reply. An exception in an env's
-    work quarantines that env only; whoever reads the reply decides what that means for the run.
+    work quarantines that env only; the reader of the reply decides what that means for the run.
     """
 
     lane: Lane

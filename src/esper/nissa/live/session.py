@@ -31,13 +31,14 @@ MAX_BAD_MESSAGES: Final = 10
 SUBSCRIPTION_GRACE_S: Final = 0.25
 """How long streaming is delayed to let the client's subscription arrive first."""
 CLOSE_GRACE_S: Final = 1.0
+"""Longest wait for a websocket to close, of this protocol and of the page's."""
 
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 @dataclass(eq=False, slots=True)
 class Stop:
-    """The end of a server before the end of its run: the event, and what clients are told."""
+    """The end of a server before its run ends: the event, and the code that clients receive."""
 
     event: anyio.Event = field(default_factory=anyio.Event)
     code: CloseCode = CloseCode.SERVER_STOPS

@@ -151,7 +151,7 @@ def _seq_of_entry(entry: _IndexEntry) -> int:
 
 @dataclass(eq=False, slots=True)
 class LogClaim:
-    """The lock on a run's log: whoever holds it may change the run's directory.
+    """The lock on a run's log: its holder alone may change the run's directory.
 
     A resume holds it from before its first change until the hub takes the log over.
     """

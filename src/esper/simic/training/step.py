@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from esper.leyline.messages import StepDecision, StepEvidence, StepOutcome, StepRecord
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.control import Control, RoundResult
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.lanes import Lane
 
 __all__ = ["ControlThread", "StepResult", "run_step"]
@@ -65,7 +65,7 @@ class StepResult:
 
 
 async def run_step(
-    engine: Engine,
+    engine: WorkerEngine,
     control: ControlThread,
     step: int,
     *,

@@ -40,7 +40,7 @@ from esper.simic.training.diagnostics import RunDiagnostics
 from esper.simic.training.reporter import Reporter, RoundFigures
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread, StepResult, run_step
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.event_loop import run_blocking
 
 __all__ = ["VectorizedPPOTrainer"]
@@ -52,7 +52,7 @@ T = TypeVar("T")
 class VectorizedPPOTrainer:
     """Runs the rounds of many envs; its collaborators do the work."""
 
-    engine: Engine
+    engine: WorkerEngine
     control: ControlThread
     schedule: Schedule
     reporter: Reporter

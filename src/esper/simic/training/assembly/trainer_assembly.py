@@ -20,7 +20,7 @@ from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo.tracker import TrackerRules
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import WorkerEngine
 
 __all__ = ["GROWN_FILE", "build_trainer"]
 
@@ -29,7 +29,7 @@ GROWN_FILE: Final = "grown.pt"
 
 
 def build_trainer(
-    setup: RunSetup, hub: TelemetryHub, engine: Engine, control: ControlThread
+    setup: RunSetup, hub: TelemetryHub, engine: WorkerEngine, control: ControlThread
 ) -> VectorizedPPOTrainer:
     """Build the trainer of a run with its checkpoints and reports."""
     config, run, resumed = setup.job.training, setup.job.run, setup.resumed
