@@ -130,6 +130,8 @@ class SlotOperations:
 
 def tick_slots(slots: Iterable[SlotOperations]) -> None:
     """Advance slots by one step; emit the events after all of them have advanced."""
+    # In two passes: a callback that raises must not leave half of the slots a step behind the
+    # others.
     pending = [(slot, slot.apply_outcome(lifecycle.tick(slot.state, slot.rules))) for slot in slots]
     for slot, payloads in pending:
         for payload in payloads:
@@ -145,6 +147,7 @@ def reports_of(
     """
     listed = tuple(slots)
     by_id = {slot.slot_id: _blended_alpha(slot.state) for slot in listed}
+    # Action order and execution order differ where a host has several rows of slots.
     alphas = [by_id[slot_id] for slot_id in execution_order]
     reports: dict[str, SeedReport] = {}
     for slot in listed:
