@@ -146,6 +146,8 @@ class WorkerEngine:
             port.submit(Apply(decision=decision_for(decision, port.env_ids)))
             for port in self._ports
         ]
+        # Behind the decisions in the workers' queues: no worker waits for the slowest one, nor for
+        # control, before it trains on.
         if not decision.is_last_step:
             self._send_ahead(Train(step=decision.step + 1), Validate(step=decision.step + 1))
         reply = await self._merged(calls)
@@ -185,6 +187,7 @@ class WorkerEngine:
 
     async def _run(self, command: Command) -> Reply:
         """Return the merged replies of all workers to a command, sent ahead or now."""
+        # Commands are values, so the one that is asked for finds the equal one that was sent ahead.
         calls = self._ahead.pop(command) if command in self._ahead else self._send(command)
         return await self._merged(calls)
 
@@ -195,6 +198,7 @@ class WorkerEngine:
 
     def _take_failures(self) -> tuple[EnvFailure, ...]:
         found, self._failures = self._failures, []
+        # Workers answer in any order; events must not depend on it.
         return tuple(sorted(found, key=_env_id))
 
     def _send_ahead(self, *commands: Command) -> None:
@@ -211,5 +215,6 @@ def _env_id(failure: EnvFailure) -> int:
 
 
 def _decoded(state: bytes) -> dict[str, Any]:
+    # weights_only: what another process sends is data, never code.
     loaded: dict[str, Any] = torch.load(io.BytesIO(state), weights_only=True)
     return loaded

@@ -49,6 +49,7 @@ class StopFlag:
     def set(self, reason: str) -> None:
         """Request a stop; only the first reason is reported."""
         if not self.is_set():
+            # The reason first: another thread that sees the flag reads the reason at once.
             self._reason = reason
             self._is_asked = True
 
@@ -64,6 +65,7 @@ class StopFlag:
         A thread blocked on another one calls this repeatedly and so records heartbeats; the
         watchdog then reports the thread that hangs, not the ones waiting for it.
         """
+        # Per thread: a checkpoint passed by one lane is no sign of life of another.
         beat: Callable[[], None] | None = getattr(_LIFE, "beat", None)
         if beat is not None:
             beat()

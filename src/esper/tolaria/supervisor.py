@@ -98,6 +98,7 @@ class Watchdog:
     def _give_up(self, silent: Sequence[Lane]) -> None:
         lane = silent[0]
         silent_s, env_ids = lane.silent_s(), self._env_ids_of(lane)
+        # Taken before anything is stopped, while the lanes are still where they hang.
         stacks = lane_stacks(self._lanes())
         envs = ", ".join(map(str, env_ids))
         self.failure = RunFailedError(
@@ -147,10 +148,12 @@ async def supervise(
             for task in background:
                 group.start_soon(task)
             outcome = await _run_watched(main, watchdog)
+            # Also after a failure, as the followers end only with the log's last event.
             if close_log is not None:
                 await run_blocking(close_log)
             group.cancel_scope.deadline = anyio.current_time() + linger_s
     except BaseExceptionGroup as errors:
+        # Task groups raise groups of errors; callers of a run expect the one that caused its end.
         raise watchdog.failure or _first_of(errors) from None
     if isinstance(outcome, _Failed):
         raise watchdog.failure or outcome.error
