@@ -55,6 +55,7 @@ class TrainingWork(ActionWork):
         """Reset the step's accumulators and put the network into training mode."""
         env.zero_accumulators()
         env.model.train()
+        # A seed may have been planted when the env was built, before the first tick.
         env.seed_optimizers.sync_with(env.model)
 
     def train_batch(self, env: ParallelEnvState, batch_index: int, batch: Batch) -> None:

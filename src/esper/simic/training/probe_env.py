@@ -94,6 +94,7 @@ class ProbeWork(ActionWork):
     def build(self, round_index: int, env_id: int) -> ProbeEnv:
         """Build an env whose hidden draws come from its own stream."""
         config = self.config
+        # Drawn for the whole episode at its start, so that no draw depends on a decision.
         fate = draw_fate(
             self.spec,
             run_seed=config.seed,

@@ -86,6 +86,7 @@ async def run_step(
         await engine.train_pass(step)
     with profiler.phase("validate"):
         evidence = await engine.validate_pass(step)
+        # Inside the phase: outside, the time that it takes would belong to none.
         await after_validation(evidence)
     with profiler.phase("decide"):
         decision = await control.decide(evidence)
