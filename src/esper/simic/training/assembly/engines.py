@@ -165,6 +165,7 @@ def build_engine(
             [worker], num_envs=num_envs, is_queued_ahead=not setup.job.run.profiler.torch
         )
     make_port = _process_port if choice.kind is EngineKind.PROCESSES else _ray_port
+    # Computed once from the driver's own data, and compared with what every worker has loaded.
     identity = worker_identity(setup)
     starts = [
         partial(_start, make_port, spec, setup.stop, identity)

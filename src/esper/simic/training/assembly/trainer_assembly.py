@@ -34,6 +34,7 @@ def build_trainer(
     """Build the trainer of a run with its checkpoints and reports."""
     config, run, resumed = setup.job.training, setup.job.run, setup.resumed
     learner = setup.learner
+    # Counters, anomalies and escalation continue too, so that a resumed log equals an unbroken one.
     state = RunState() if resumed is None else resumed.state
     store = CheckpointStore(
         hub.run_dir / CHECKPOINTS_DIRECTORY,

@@ -172,6 +172,7 @@ def materialize_data_digest(dataset: TensorDataset) -> str:
     digest = hashlib.sha256()
     for split in (dataset.train, dataset.val, dataset.test):
         for tensor in (split.inputs, split.targets):
+            # With type and shape: the same bytes could be another tensor.
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
     digest.update(repr((dataset.pixel_scale, dataset.crop_padding)).encode())
