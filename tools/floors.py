@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS: dict[str, tuple[str, ...]] = {
     "anyio": (
         "tests/nissa/bus/test_hub.py",
-        "tests/simic/training/test_event_loop.py",
+        "tests/tolaria/test_event_loop.py",
         "tests/tolaria/test_lanes.py",
         "tests/tolaria/test_supervisor.py",
     ),

@@ -259,12 +259,12 @@ def walk_measures(stacks: set[Stack]) -> Iterator[Measure]:
 def stacks_of_a_tiny_run() -> set[Stack]:
     """Train a tiny task for a round and return the stacks at the ends of all legs."""
     # Imported here: the other measures need no torch.
-    from tools.soak.schedules import tiny_run
-    from tools.soak.tiny import IMAGES
+    from tests.builders.tiny_runs import short_run
+    from tests.builders.tiny_tasks import TINY
 
     ends = {leg.end for leg in (*DECISION, *CARRIERS, *EVENT)}
     with tempfile.TemporaryDirectory() as folder:
-        run = partial(tiny_run, Path(folder), IMAGES, lanes=1, n_envs=2)
+        run = partial(short_run, Path(folder), TINY)
         return record_stacks(run, package=SOURCE_ROOT.name, ends=ends)
 
 

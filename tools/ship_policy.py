@@ -28,8 +28,8 @@ from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
-from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
+from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["main", "validation_accuracy_pct", "without_test_split"]

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.messages import make_report
 
-from esper.leyline.actions import Blueprint, Op, Style
+from esper.leyline.actions import Op
 from esper.leyline.alpha import AlphaMode, AlphaState
 from esper.leyline.reports import SeedReport
 from esper.leyline.rewards import RewardComponents, RewardInputs, SeedRewardInputs
@@ -15,35 +16,14 @@ from esper.leyline.stages import Stage
 
 def report(**fields: Any) -> SeedReport:
     defaults: dict[str, Any] = {
-        "slot_id": "r0c0",
-        "seed_id": "s",
-        "blueprint": Blueprint.NORM,
         "stage": Stage.BLENDING,
         "previous_stage": Stage.TRAINING,
         "previous_stage_steps": 10,
         "steps_in_stage": 2,
         "age_steps": 13,
         "germinated_at_step": 4,
-        "fossilized_at_step": None,
-        "alpha": AlphaState(),
-        "style": Style.LINEAR_ADD,
-        "tempo_steps": 5,
-        "num_params": 17,
-        "accuracy_at_germination_pct": None,
-        "accuracy_at_stage_start_pct": None,
-        "accuracy_at_blending_start_pct": None,
-        "current_accuracy_pct": None,
-        "contribution_pp": None,
-        "contribution_velocity_pp": None,
-        "steps_since_contribution": None,
-        "interaction_sum_pp": None,
-        "boost_received_pp": None,
-        "upstream_alpha_sum": 0.0,
-        "downstream_alpha_sum": 0.0,
-        "gradient": None,
-        "previous_gradient_health": None,
     }
-    return SeedReport(**(defaults | fields))
+    return make_report(**(defaults | fields))
 
 
 def test_never_measured_stays_never_measured() -> None:

@@ -4,11 +4,11 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.builders.tiny_tasks import TINY, TINY_LM
 from tools.soak.faults import Kind, RunRecord, check_contained, kinds_for, random_fault, run_with
-from tools.soak.tiny import IMAGES, TEXT
 
 
-@pytest.fixture(scope="module", params=[IMAGES, TEXT])
+@pytest.fixture(scope="module", params=[TINY, TINY_LM])
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Plain":
     task: str = request.param
     return Plain(task, run_with(tmp_path_factory.mktemp("plain"), task, None))

@@ -8,10 +8,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from tests.builders.fingerprints import latest_checkpoint
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.soak.children import Child, resume_flags
-from tools.soak.fingerprints import latest_checkpoint
-from tools.soak.schedules import tiny_run
-from tools.soak.tiny import IMAGES
 
 from esper.leyline.errors import UnreadableFileError
 from esper.runtime.formats import read_archive
@@ -48,7 +48,7 @@ def assert_refused(ended: "subprocess.CompletedProcess[bytes]", *codes: int) -> 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_run(tmp_path_factory.mktemp("run"), IMAGES, lanes=1, n_envs=2)
+    return short_run(tmp_path_factory.mktemp("run"), TINY)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.builders.fingerprints import fingerprint
 from tools.soak.children import Child, Deed, Moment, Site, only_run, train_flags
-from tools.soak.fingerprints import fingerprint
 from tools.soak.kills import Whole, kill_and_resume, whole_run
 
 NUM_KILLS = 10

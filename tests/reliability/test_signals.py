@@ -4,8 +4,8 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.builders.fingerprints import fingerprint
 from tools.soak.children import Child, Deed, Moment, Site, only_run, train_flags
-from tools.soak.fingerprints import fingerprint
 from tools.soak.kills import Whole, whole_run
 from tools.soak.signals import DEEDS, random_stop, stop_and_look
 

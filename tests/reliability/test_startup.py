@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.soak.schedules import tiny_run
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.soak.startup import SIGNALS, Trial, check_left, send_and_look, trial_commands
-from tools.soak.tiny import IMAGES
 
 NUM_TRIALS = 6
 WAIT_S = 100
@@ -77,7 +77,7 @@ def test_hang_up_is_ignored_below_nohup(tmp_path: Path) -> None:
 
 def test_signal_at_any_moment_from_exec_on_ends_a_command(tmp_path: Path) -> None:
     rng = random.Random(11)
-    run_dir = tiny_run(tmp_path / "run", IMAGES, lanes=1, n_envs=2)
+    run_dir = short_run(tmp_path / "run", TINY)
     commands = trial_commands(run_dir, tmp_path / "runs")
     for _ in range(NUM_TRIALS):
         delay_s = rng.uniform(0.0, 2.0)

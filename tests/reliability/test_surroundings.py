@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.soak.schedules import tiny_run
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.soak.surroundings import CASES, check_reading, check_training, is_possible
-from tools.soak.tiny import IMAGES
 
 from esper.leyline.printable import printable
 from esper.nissa.analysis.validation import validate_run
@@ -23,7 +23,7 @@ EVIL = "\x1b]0;owned\x07\x9b2J\u202e"
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_run(tmp_path_factory.mktemp("run"), IMAGES, lanes=1, n_envs=2)
+    return short_run(tmp_path_factory.mktemp("run"), TINY)
 
 
 @pytest.mark.parametrize("name", QUICK)

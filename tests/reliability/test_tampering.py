@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.builders.fingerprints import latest_checkpoint
 from tools.soak.children import Child, resume_flags
-from tools.soak.fingerprints import latest_checkpoint
 from tools.soak.tampering import (
     DEEDS_BEFORE_RESUME,
     DEEDS_WHILE_WRITING,
@@ -138,7 +138,7 @@ def test_task_that_changed_under_its_name_is_refused_with_the_difference(
     checkpoint.write_bytes(encode_checkpoint(contents))
     code, output = resume(tmp_path)
     assert (code, output.count("\n")) == (2, 1)
-    assert "host.num_blocks of task 'soak_images' was 3 and is now 2" in output
+    assert "host.num_blocks of task 'tiny' was 3 and is now 2" in output
 
 
 def test_checkpoints_are_ordered_by_number_and_foreign_names_are_left_alone(

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders.fingerprints import latest_checkpoint
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.soak.damage import SmallLog
-from tools.soak.fingerprints import latest_checkpoint
 from tools.soak.frame_fuzz import frame_target, mutated
 from tools.soak.fuzz import (
     check_bomb,
@@ -21,9 +23,7 @@ from tools.soak.fuzz import (
     try_target,
     try_websocket,
 )
-from tools.soak.schedules import tiny_run
 from tools.soak.siege import rss_bytes
-from tools.soak.tiny import IMAGES
 
 from esper.leyline.errors import UnreadableFileError
 from esper.scripts.train import main
@@ -83,7 +83,7 @@ def test_checkpoint_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_run(tmp_path_factory.mktemp("run"), IMAGES, lanes=1, n_envs=2)
+    return short_run(tmp_path_factory.mktemp("run"), TINY)
 
 
 def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.builders.process_tree import process_tree, server_process, tree_bytes
 from tests.integration.served import (
     ENDLESS,
     SMALL,
@@ -27,7 +28,6 @@ from tests.integration.served import (
 )
 from tests.nissa.making import pruned
 from tools.soak.frames import Opcode, RawClient, frame_bytes
-from tools.soak.process_tree import process_tree, server_process, tree_bytes
 from tools.soak.serving import served_hub
 from tools.soak.siege import request
 from websockets.exceptions import ConnectionClosed

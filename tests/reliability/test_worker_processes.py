@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.builders.fingerprints import latest_checkpoint
 from tests.simic.training.worker_runs import run_facts
 from tools.soak.children import only_run
-from tools.soak.fingerprints import latest_checkpoint
 
 from esper.leyline.errors import ExitCode
 from esper.leyline.telemetry import EventType

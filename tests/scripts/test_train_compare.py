@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.builders.tiny_runs import tiny_run
+from tests.builders.tiny_tasks import TINY, register_tiny_tasks
 from tests.karn.runs import write_run
 from tests.karn.story import Story
 from tests.scripts.test_json_output import is_readable
-from tests.simic.training.runs import TINY, register_tiny_tasks, tiny_run
 
 from esper.leyline.comparison import ArmRun, ComparisonReport
 from esper.leyline.errors import UsageError

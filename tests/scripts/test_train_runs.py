@@ -8,15 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.builders.tiny_tasks import TINY as TINY_TASK
+from tests.builders.tiny_tasks import TINY_LM, register_tiny_tasks
 from tests.runtime.data_files import fashion_files, write_files
 from tests.scripts.test_json_output import is_readable
-from tests.simic.training.runs import TINY as TINY_TASK
-from tests.simic.training.runs import (
-    TINY_LM,
-    lines_of,
-    register_tiny_tasks,
-    weights_digest,
-)
+from tests.simic.training.runs import lines_of, weights_digest
 
 import esper
 from esper.scripts.train import main

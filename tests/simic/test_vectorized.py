@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.fingerprints import digest_of
+from tests.builders.tiny_runs import tiny_run
 from tests.simic.training.checkpoints.test_resuming import interrupted_run, resume
-from tests.simic.training.runs import (
-    last_checkpoint,
-    lines_of,
-    tiny_run,
-    weights_digest,
-)
+from tests.simic.training.runs import last_checkpoint, lines_of, weights_digest
 from tests.simic.training.small_runs import SmallRun, lively_run
-from tools.soak.fingerprints import digest_of
 
 from esper.leyline.errors import InvalidValueError
 from esper.leyline.telemetry import EventType

@@ -30,12 +30,12 @@ from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
-from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.step import StepResult, run_step
 from esper.simic.training.vectorized import run_job
 from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
+from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 from tools.probes.solver import Solution
 

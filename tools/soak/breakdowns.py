@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from tests.builders.fingerprints import fingerprint
 from tools.bench.rows import Row
 from tools.soak.children import Child, Deed, Moment, Site, only_run, resume_flags, train_flags
-from tools.soak.fingerprints import fingerprint
 from tools.soak.kills import Whole, whole_run
 
 from esper.leyline.errors import ExitCode

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.soak.tiny import IMAGES, register_tiny_tasks
+from tests.builders.tiny_tasks import TINY, register_tiny_tasks
 
 # Loaded here, so that every process forked from the first one has them.
 import esper.karn.monitor
@@ -196,7 +196,7 @@ def counts_of(output: Path) -> dict[Site, int]:
 def train_flags(telemetry_dir: Path, *more: str) -> list[str]:
     """Return the command line of a tiny run."""
     where = ["--telemetry-dir", str(telemetry_dir), "--quiet"]
-    return ["ppo", "--task", IMAGES, "--lanes", "2", *where, *more]
+    return ["ppo", "--task", TINY, "--lanes", "2", *where, *more]
 
 
 def resume_flags(telemetry_dir: Path) -> list[str]:

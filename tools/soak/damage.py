@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.bench.rows import Row
-from tools.soak.schedules import tiny_run
-from tools.soak.tiny import IMAGES
 
 from esper.leyline.errors import UnreadableFileError
 from esper.nissa.analysis.validation import validate_run
@@ -28,7 +28,7 @@ class SmallLog:
     """A log of 64 KiB in its own folder, which can be restored."""
 
     def __init__(self, folder: Path) -> None:
-        whole = tiny_run(folder / "whole", IMAGES, lanes=2, n_envs=2, n_episodes=2)
+        whole = short_run(folder / "whole", TINY, lanes=2, n_episodes=2)
         self.run_dir = folder / "damaged"
         self.run_dir.mkdir()
         shutil.copy(whole / MANIFEST_FILE, self.run_dir)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from tests.builders.tiny_tasks import TINY, register_tiny_tasks
 from tools.bench.rows import Row
 from tools.soak.siege import rss_bytes
-from tools.soak.tiny import IMAGES, register_tiny_tasks
 
 from esper.leyline.errors import InterruptedRunError
 from esper.leyline.jobs import merge_job
@@ -78,7 +78,7 @@ def long_run(folder: Path, seconds: float) -> Logbook:
     """Train for this duration in this process."""
     register_tiny_tasks()
     layer = {
-        "training": {"task": IMAGES, "n_episodes": 1_000_000},
+        "training": {"task": TINY, "n_episodes": 1_000_000},
         "run": {"telemetry_dir": str(folder), "lanes": 2, "fsync": "never"},
     }
     job, _ = merge_job(("soak", layer), tasks=all_tasks())

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from tests.builders.fingerprints import digest_of
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY, TINY_LM
 from tools.bench.rows import Row
-from tools.soak.fingerprints import digest_of
-from tools.soak.schedules import tiny_run
-from tools.soak.tiny import IMAGES, TEXT
 
 from esper.leyline.telemetry import Event, EventType, decode_event
 from esper.nissa.analysis.normalizing import normal_form
@@ -207,7 +207,7 @@ def run_with(folder: Path, task: str, fault: Fault | None) -> RunRecord:
     """Run a tiny job with an injected fault."""
     watched = Watched(fault)
     with watched_run(watched):
-        run_dir = tiny_run(
+        run_dir = short_run(
             folder,
             task,
             lanes=2,
@@ -257,7 +257,7 @@ def random_fault(rng: random.Random, kind: Kind) -> Fault:
 
 def kinds_for(task: str) -> list[Kind]:
     """Return the faults that apply to a task; tokens have no NaN."""
-    return [kind for kind in Kind if task == IMAGES or not kind.name.startswith("INPUT")]
+    return [kind for kind in Kind if task == TINY or not kind.name.startswith("INPUT")]
 
 
 def rows(is_quick: bool) -> Iterator[Row]:
@@ -266,9 +266,9 @@ def rows(is_quick: bool) -> Iterator[Row]:
     rng = random.Random(6)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plain = {task: run_with(folder, task, None) for task in (IMAGES, TEXT)}
+        plain = {task: run_with(folder, task, None) for task in (TINY, TINY_LM)}
         for index in range(target):
-            task = (IMAGES, TEXT)[index % 2]
+            task = (TINY, TINY_LM)[index % 2]
             kinds = kinds_for(task)
             fault = random_fault(rng, kinds[index // 2 % len(kinds)])
             check_contained(fault, run_with(folder, task, fault), plain[task])

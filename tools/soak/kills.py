@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from tests.builders.fingerprints import fingerprint
 from tools.bench.rows import Row
 from tools.soak.children import (
     Child,
@@ -20,7 +21,6 @@ from tools.soak.children import (
     resume_flags,
     train_flags,
 )
-from tools.soak.fingerprints import fingerprint
 
 from esper.nissa.analysis.validation import validate_run
 

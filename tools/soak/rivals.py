@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.builders.fingerprints import fingerprint
 from tools.bench.rows import Row
 from tools.soak.children import CONTEXT, resume_flags, run_child
-from tools.soak.fingerprints import fingerprint
 from tools.soak.tampering import finished_run
 
 from esper.leyline.errors import ExitCode

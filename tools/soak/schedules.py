@@ -9,33 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.builders.fingerprints import fingerprint
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY, TINY_LM
 from tools.bench.rows import Row
-from tools.soak.fingerprints import fingerprint
-from tools.soak.tiny import IMAGES, TEXT, register_tiny_tasks
 
-from esper.leyline.jobs import merge_job
-from esper.runtime.tasks import all_tasks
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.vectorized import run_job
 
 QUICK_RUNS, FULL_RUNS = 6, 100
 LANES = (1, 2, 4, 8)
 NUM_ENVS = 8
 MAX_DELAY_S = 0.004
 PASSES = ("build", "train_batch", "finish_train", "validate", "apply")
-
-
-def tiny_run(
-    folder: Path, task: str, *, lanes: int, run: dict[str, Any] | None = None, **training: Any
-) -> Path:
-    """Run a tiny job in this process and return its directory."""
-    register_tiny_tasks()
-    layer = {
-        "training": {"task": task, "n_episodes": 1, "n_envs": NUM_ENVS, **training},
-        "run": {"telemetry_dir": str(folder), "lanes": lanes, "fsync": "never", **(run or {})},
-    }
-    job, _ = merge_job(("soak", layer), tasks=all_tasks())
-    return run_job(job).run_dir
 
 
 def _dawdling(rng: random.Random, call: Any, *arguments: Any) -> Any:
@@ -72,11 +57,14 @@ def rows(is_quick: bool) -> Iterator[Row]:
     num_equal = num_runs = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plain = {task: fingerprint(tiny_run(folder, task, lanes=1)) for task in (IMAGES, TEXT)}
+        plain = {
+            task: fingerprint(short_run(folder, task, lanes=1, n_envs=NUM_ENVS))
+            for task in (TINY, TINY_LM)
+        }
         for seed in range(target):
-            task, lanes = (IMAGES, TEXT)[seed % 2], LANES[seed // 2 % len(LANES)]
+            task, lanes = (TINY, TINY_LM)[seed % 2], LANES[seed // 2 % len(LANES)]
             with dawdling_lanes(seed):
-                found = fingerprint(tiny_run(folder, task, lanes=lanes))
+                found = fingerprint(short_run(folder, task, lanes=lanes, n_envs=NUM_ENVS))
             num_equal += found == plain[task]
             num_runs += 1
     yield Row(

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.builders.fingerprints import fingerprint, latest_checkpoint
 from tools.bench.rows import Row
 from tools.soak.children import Child, Deed, Ended, Moment, only_run, resume_flags, train_flags
-from tools.soak.fingerprints import fingerprint, latest_checkpoint
 from tools.soak.kills import Whole, random_moment, whole_run
 
 from esper.leyline.errors import ExitCode

@@ -13,9 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.bench.rows import Row
-from tools.soak.schedules import tiny_run
-from tools.soak.tiny import IMAGES
 
 from esper.leyline.errors import ExitCode
 from esper.nissa.analysis.validation import validate_run
@@ -109,7 +109,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
     ends: Counter[End] = Counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_dir = tiny_run(folder / "run", IMAGES, lanes=1, n_envs=2)
+        run_dir = short_run(folder / "run", TINY)
         commands = trial_commands(run_dir, folder / "runs")
         while ends[End.CLEAN] < target:
             delay_s = rng.uniform(0.0, MAX_DELAY_S)

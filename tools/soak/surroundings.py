@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.bench.rows import Row
-from tools.soak.schedules import tiny_run
-from tools.soak.tiny import IMAGES
 
 from esper.leyline.errors import ExitCode
 from esper.nissa.analysis.validation import validate_run
@@ -153,7 +153,7 @@ def rows(is_quick: bool) -> Iterator[Row]:
     cases = [case for case in CASES[:: 5 if is_quick else 1] if is_possible(case)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_dir = tiny_run(folder / "read", IMAGES, lanes=1, n_envs=2)
+        run_dir = short_run(folder / "read", TINY)
         for case in cases:
             check_training(folder, case)
             check_reading(run_dir, case)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from tests.builders.fingerprints import latest_checkpoint
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.bench.rows import Row
-from tools.soak.fingerprints import latest_checkpoint
-from tools.soak.schedules import tiny_run
-from tools.soak.tiny import IMAGES
 
 from esper.nissa.storage.files import FileSystem
 from esper.nissa.storage.journal import (
@@ -155,8 +155,8 @@ def record_run(folder: Path) -> Trace:
     """Record a whole run of several rounds, including the removal of old checkpoints."""
     recorder = Recorder()
     with recorder.recording():
-        run_dir = tiny_run(
-            folder, IMAGES, lanes=2, n_envs=2, n_episodes=5, max_epochs=2, run={"fsync": "round"}
+        run_dir = short_run(
+            folder, TINY, lanes=2, n_envs=2, n_episodes=5, max_epochs=2, run={"fsync": "round"}
         )
     return Trace(run_dir, recorder.operations, (run_dir / EVENTS_FILE).read_bytes().splitlines())
 

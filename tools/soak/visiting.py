@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.builders.process_tree import tree_bytes
 from tools.bench.rows import Row
-from tools.soak.process_tree import tree_bytes
 from tools.soak.visitor import KINDS
 
 NUM_VISITORS = 2

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.builders.fingerprints import latest_checkpoint
+from tests.builders.tiny_runs import short_run
+from tests.builders.tiny_tasks import TINY
 from tools.bench.rows import Row
-from tools.soak.fingerprints import latest_checkpoint
-from tools.soak.schedules import tiny_run
-from tools.soak.tiny import IMAGES
 from tools.soak.traces import Operation, Recorder
 
 from esper.nissa.storage.files import FileSystem
@@ -136,8 +136,8 @@ def record_run_and_resume(folder: Path) -> tuple[Path, list[Operation]]:
     """Record a run of several rounds, and a resume from one of its earlier checkpoints."""
     recorder = Recorder()
     with recorder.recording():
-        run_dir = tiny_run(
-            folder / "runs", IMAGES, lanes=2, n_envs=1, n_episodes=4, max_epochs=1,
+        run_dir = short_run(
+            folder / "runs", TINY, lanes=2, n_envs=1, n_episodes=4, max_epochs=1,
             run={"fsync": "round"},
         )  # fmt: skip
         earlier = min((run_dir / "checkpoints").glob("round-*.pt"))

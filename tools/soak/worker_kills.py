@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.builders.fingerprints import fingerprint
 from tools.bench.rows import Row
-from tools.soak.fingerprints import fingerprint
 
 from esper.leyline.config import Job
 from esper.leyline.jobs import merge_job

@@ -62,6 +62,7 @@ def step(state: AlphaState) -> AlphaState:
     if state.mode is AlphaMode.HOLD:
         return state
     num_done = state.steps_done + 1
+    # Set rather than computed, so that a rounded curve cannot stop just short of its target.
     if num_done >= state.steps_total:
         return msgspec.structs.replace(
             state, alpha=state.target, mode=AlphaMode.HOLD, steps_done=state.steps_total

@@ -24,6 +24,7 @@ def blend_add(h: Tensor, s: Tensor, alpha: Tensor) -> Tensor:
 
 def blend_multiply(h: Tensor, s: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
     """Scale the host by what the seed changed in its input: h * (1 + alpha * tanh(s - x))."""
+    # Bounded by tanh: the factor stays within 0 and 2, however far the seed departs from its input.
     change = alpha * torch.tanh(s - x)
     return torch.addcmul(h, h, change.to(h.dtype))
 
@@ -52,6 +53,8 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        # The host gets its gradient as if the seed were absent; the seed gets the one it would have
+        # if its output were added to the host's.
         return grad, grad
 
 
@@ -76,6 +79,7 @@ class GateNetwork(nn.Module):
         """Map (B, C, H, W) to (B, 1, 1, 1), or (B, T, C) to (B, T, 1)."""
         if self.topology is Topology.CNN:
             return self._gate(x.mean(dim=(2, 3))).view(-1, 1, 1, 1)
+        # Running mean: position t sees positions 0 to t only.
         counts = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
         return self._gate(x.cumsum(dim=1) / counts.view(-1, 1))
 

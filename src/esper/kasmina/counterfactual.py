@@ -77,10 +77,15 @@ class PrefixWalk:
             self._logits.update(dict.fromkeys(members, self._finish(x, previous)))
             return
         slot = self.blended[depth]
+        # Shared by all members, whether this seed is on or off for them: the tree branches after
+        # it.
         h = self.host.forward_to_segment(slot.slot_id, x, previous)
         on = [index for index in members if slot.slot_id not in self.ablations[index].off]
         if on:
             self._num_seeds += 1
+            # At the plain batch size, not as one large batch of all branches: kernels choose their
+            # algorithm by size, and each ablation must equal its own plain forward pass bit for
+            # bit.
             self._descend(slot(h), depth + 1, on)
         self._descend(h, depth + 1, [index for index in members if index not in on])
 

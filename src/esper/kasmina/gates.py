@@ -172,6 +172,8 @@ def _score(gate: Gate, state: SeedState, *, is_passed: bool) -> float:
         case Gate.G0 | Gate.G1:
             return float(is_passed)
         case Gate.G2:
+            # An improvement of 5 percentage points counts as complete; scores are shown, never
+            # compared with a threshold.
             return _clamped((state.measured.stage_improvement_pp or 0.0) / 5.0)
         case Gate.G3:
             return state.alpha.alpha

@@ -140,6 +140,7 @@ class CausalAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, time, channels) to the same shape."""
         batch, time, channels = x.shape
+        # One matrix multiplication for all three projections.
         packed = self.queries_keys_values(x).view(batch, time, 3, self.num_heads, -1)
         q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
         heads = self.attend(q, k, v)

@@ -203,6 +203,7 @@ def germinate(
             current_accuracy_pct=request.accuracy_pct,
         ),
     )
+    # The gate is asked about the seed that would be planted: an empty slot has nothing to evaluate.
     gate = GateEvaluated(seed.seed_id, evaluate_gate(seed, Stage.GERMINATED, rules))
     if not gate.result.passed:
         return Transition(state=None, effects=(gate,), refusal=_gate_refusal(gate.result))
@@ -236,6 +237,8 @@ def prune(state: SeedState | None, cause: PruneCause) -> Transition:
     refusal = _refusal(Operation.PRUNE, state)
     if state is None or refusal is not None:
         return Transition(state=state, refusal=refusal)
+    # The record of the seed stays until the cooldown ends; alpha is reset with it, because a frozen
+    # seed in mid-ramp would otherwise keep its direction into the cooldown.
     pruned = _moved(state, Stage.PRUNED, alpha=AlphaState(), pending_prune=None)
     effects = (_change(state, Stage.PRUNED), ModuleDropped(), Pruned(state, cause))
     return Transition(state=pruned, effects=effects)
@@ -246,6 +249,7 @@ def schedule_prune(state: SeedState | None, ramp: Ramp, cause: PruneCause) -> Tr
     refusal = _refusal(Operation.SCHEDULE_PRUNE, state)
     if state is None or refusal is not None:
         return Transition(state=state, refusal=refusal)
+    # A seed that does not contribute to the output has nothing to ramp down.
     if ramp.num_steps <= 0 or state.alpha.alpha <= 0.0:
         return prune(state, cause)
     return _ramp(state, 0.0, ramp, cause)
@@ -260,6 +264,8 @@ def set_alpha_target(state: SeedState | None, target: float, ramp: Ramp) -> Tran
         refusal = f"a ramp of {ramp.num_steps} steps does not exist"
     if state is None or refusal is not None:
         return Transition(state=state, refusal=refusal)
+    # Accepted without effect: a ramp over no distance would send the seed back to BLENDING, where
+    # it would have to pass G3 again.
     if state.stage is Stage.HOLDING and target == state.alpha.alpha:
         return Transition(state=state)
     return _ramp(state, target, ramp, None)
@@ -269,6 +275,8 @@ def tick(state: SeedState | None, rules: LifecycleRules) -> Transition:
     """Advance by one step: auto-forward, ramp, cooldown, and counters."""
     if state is None:
         return Transition(state=None)
+    # Rules before counters: a stage that was entered in this tick then counts its first step, which
+    # is the training pass that follows.
     outcome = _stage_tick(state, rules)
     return Transition(state=_counted(outcome.state), effects=outcome.effects)
 
@@ -292,10 +300,14 @@ def _stage_tick(state: SeedState, rules: LifecycleRules) -> Transition:
 
 
 def _blending_tick(state: SeedState, rules: LifecycleRules) -> Transition:
+    # Alpha moves before the gate is asked: on the last step of a ramp the seed leaves the stage in
+    # the same tick.
     moved = msgspec.structs.replace(state, alpha=alpha_controller.step(state.alpha))
     thaw = _freeze_effects(state, moved)
     if not moved.alpha.is_at_target:
         return Transition(state=moved)
+    # The scheduled prune wins over an automatic gate: alpha has arrived at 0, and G3 would ask for
+    # 1.
     if moved.pending_prune is not None:
         return prune(moved, moved.pending_prune)
     if _may_leave_blending(moved, rules):
@@ -338,6 +350,8 @@ def _entered(state: SeedState, target: Stage) -> SeedState:
                 state.measured, accuracy_at_blending_start_pct=accuracy
             )
             return _moved(msgspec.structs.replace(state, measured=measured), target, alpha=alpha)
+        # G3 admits alpha within a tolerance of 1; from here on it is 1 to the bit, so that a cross-
+        # fade is exactly the seed's output.
         case Stage.HOLDING:
             return _moved(state, target, alpha=alpha_controller.parked(1.0))
         case _:
@@ -348,6 +362,8 @@ def _ramp(state: SeedState, target: float, ramp: Ramp, cause: PruneCause | None)
     alpha = alpha_controller.retarget(
         state.alpha, target, ramp.num_steps, curve=ramp.curve, steepness=ramp.steepness
     )
+    # A seed in HOLDING has a parked alpha by definition, so a new ramp first takes it back to
+    # BLENDING.
     changes: tuple[Effect, ...] = ()
     ramping = state
     if state.stage is Stage.HOLDING:
@@ -391,6 +407,7 @@ def _change(state: SeedState, to_stage: Stage) -> StageChanged:
 def _counted(state: SeedState | None) -> SeedState | None:
     if state is None:
         return None
+    # Not every pass measures every seed; the policy sees how old its contribution is.
     since = state.measured.steps_since_contribution
     measured = state.measured
     if since is not None:

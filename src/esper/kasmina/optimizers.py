@@ -46,6 +46,8 @@ def forget_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Clip the global norm of gradients on one device, bit-identical to `clip_grad_norm_`."""
+    # The norm stays on the device and the factor is clamped there: comparing it in Python would
+    # synchronize once per batch.
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
@@ -59,7 +61,10 @@ def sgd_step(optimizer: torch.optim.Optimizer) -> None:
             continue
         gradients = [parameter.grad for parameter in moved]
         if group["weight_decay"]:
+            # Not in place, as in torch: the gradients still belong to the parameters.
             gradients = list(torch._foreach_add(gradients, moved, alpha=group["weight_decay"]))
+        # The buffers are those of the optimizer's own state, so that `step` and `forget_moments`
+        # work on the same ones.
         moments = _moments(optimizer, moved, gradients, group["momentum"])
         torch._foreach_add_(moved, moments, alpha=-group["lr"])
 
@@ -78,6 +83,8 @@ def _moments(
         fresh = [g for g, moment in zip(gradients, known, strict=True) if moment is not None]
         torch._foreach_add_(old, fresh)
     moments = [
+        # As in torch, the first gradient becomes the buffer: momentum damps it from the second one
+        # on.
         gradient.clone() if moment is None else moment
         for gradient, moment in zip(gradients, known, strict=True)
     ]
@@ -135,6 +142,7 @@ class SeedOptimizers:
 
 def _owns_exactly(optimizer: torch.optim.SGD, parameters: list[nn.Parameter]) -> bool:
     owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # By identity: comparing tensors with == would compare their elements.
     return len(owned) == len(parameters) and all(map(_is, owned, parameters))
 
 

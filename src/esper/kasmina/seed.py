@@ -129,6 +129,7 @@ def with_accuracy(state: SeedState, accuracy_pct: float) -> SeedState:
 
 def with_contribution(state: SeedState, contribution_pp: float) -> SeedState:
     """Record the seed's measured contribution."""
+    # The first measurement has no change, which is None and not 0: the seed was not seen at rest.
     previous, velocity = state.measured.contribution_pp, None
     if previous is not None:
         past = state.measured.contribution_velocity_pp or 0.0
@@ -155,6 +156,7 @@ def with_gradient(state: SeedState, reading: GradientReading) -> SeedState:
     """Record a gradient reading, and the health of the previous one."""
     previous = state.measured.gradient
     health = None if previous is None else previous.health
+    # Kept for one step, so that the policy observes whether a seed's gradients get better or worse.
     return _measured(state, gradient=reading, previous_gradient_health=health)
 
 

@@ -60,6 +60,8 @@ class SeedSlot(SlotOperations, nn.Module):
         self.emit = emit
         self.state: SeedState | None = None
         self.num_params = 0
+        # Alpha as a tensor on the features' device, built on first use and dropped with every new
+        # state: a copy from the host per batch would synchronize a GPU.
         self._alpha: Tensor | None = None
         self.register_module("seed", None)
         self.register_module("gate", None)
@@ -82,6 +84,8 @@ class SeedSlot(SlotOperations, nn.Module):
         if self.is_blended:
             return self.compose(h, self._alpha_like(h))
         if self.is_incubating and self.seed is not None:
+            # Detached, so that the seed's gradient ends here: while it trains in isolation, the
+            # host must move exactly as it would without the seed.
             return straight_through(h, self.seed(h.detach()))
         return h
 
@@ -93,6 +97,7 @@ class SeedSlot(SlotOperations, nn.Module):
             case AlphaAlgorithm.ADD:
                 return blend_add(h, s, alpha)
             case AlphaAlgorithm.MULTIPLY:
+                # The host's features are both what is scaled and what the seed was given.
                 return blend_multiply(h, s, h, alpha)
             case AlphaAlgorithm.GATE:
                 assert self.gate is not None, f"{self.slot_id} lacks its gate network"
@@ -116,6 +121,8 @@ class SeedSlot(SlotOperations, nn.Module):
         """Germinate a seed, drawing its parameters from `generator`; on failure change nothing."""
         outcome = lifecycle.germinate(self.state, request, self.rules)
         if outcome.state is not None and outcome.succeeded:
+            # Built before the state is set: a blueprint that does not fit raises here, and the slot
+            # is still empty.
             self._plant(self._build(outcome.state, generator, device))
         return self.commit(outcome)
 
@@ -149,8 +156,12 @@ class SeedSlot(SlotOperations, nn.Module):
         """
         if state is None or state.stage in COOLDOWN_STAGES:
             return NO_MODULES
+        # The optimizer of a seed knows its parameters by identity; new objects would lose its
+        # moments.
         if self.seed is not None and self.occupant().seed_id == state.seed_id:
             return SeedModules(self.seed, self.gate)
+        # Any generator will do, as the weights are overwritten; it only keeps the draw away from
+        # the seed's own stream and from torch's global one.
         return self._build(state, torch.Generator(), device)
 
     def restore(self, state: SeedState | None, modules: SeedModules) -> None:
@@ -188,11 +199,14 @@ class SeedSlot(SlotOperations, nn.Module):
 
     def _plant(self, modules: SeedModules) -> None:
         self.seed, self.gate = modules
+        # A new module is in training mode, wherever the rest of the network is.
         self.train(self.training)
         self.num_params = sum(parameter.numel() for parameter in self.seed_parameters())
 
     def _freeze(self, *, is_frozen: bool) -> None:
         for parameter in self.seed_parameters():
+            # Optimizers skip parameters without a gradient; with one, weight decay and momentum
+            # would go on moving a seed that is being removed.
             parameter.requires_grad_(not is_frozen)
             if is_frozen:
                 parameter.grad = None

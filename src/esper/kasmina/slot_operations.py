@@ -83,8 +83,8 @@ class SlotOperations:
 
     def payloads_of(self, outcome: Transition) -> tuple[Payload, ...]:
         """Return the event payloads of an outcome that has not been applied yet."""
-        told = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
-        return tuple(payload for payload in told if payload is not None)
+        payloads = (payload_of(self.slot_id, self.num_params, effect) for effect in outcome.effects)
+        return tuple(payload for payload in payloads if payload is not None)
 
     def occupant(self) -> SeedState:
         """Return the state of the seed; raise for an empty slot."""
@@ -130,6 +130,8 @@ class SlotOperations:
 
 def tick_slots(slots: Iterable[SlotOperations]) -> None:
     """Advance slots by one step; emit the events after all of them have advanced."""
+    # In two passes: a callback that raises must not leave half of the slots a step behind the
+    # others.
     pending = [(slot, slot.apply_outcome(lifecycle.tick(slot.state, slot.rules))) for slot in slots]
     for slot, payloads in pending:
         for payload in payloads:
@@ -145,6 +147,7 @@ def reports_of(
     """
     listed = tuple(slots)
     by_id = {slot.slot_id: _blended_alpha(slot.state) for slot in listed}
+    # Action order and execution order differ where a host has several rows of slots.
     alphas = [by_id[slot_id] for slot_id in execution_order]
     reports: dict[str, SeedReport] = {}
     for slot in listed:

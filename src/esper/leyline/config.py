@@ -105,17 +105,17 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class GovernorConfig(_Config, frozen=True, kw_only=True):
     """When a host counts as failed and is rolled back, and the penalty for it."""
 
-    sensitivity: float = 6.0
+    sensitivity: PositiveFloat = 6.0
     """Standard deviations above the mean loss."""
-    loss_multiplier: float = 3.0
-    absolute_threshold: float = 12.0
+    loss_multiplier: PositiveFloat = 3.0
+    absolute_threshold: PositiveFloat = 12.0
     history_window: Annotated[int, msgspec.Meta(ge=2)] = 20
     min_samples: Annotated[int, msgspec.Meta(ge=2)] = 10
-    panics_to_rollback: int = 3
-    death_penalty: float = 10.0
-    lobotomy_prior: float = 0.6
+    panics_to_rollback: PositiveInt = 3
+    death_penalty: NonNegativeFloat = 10.0
+    lobotomy_prior: NonNegativeFloat = 0.6
     """The mean loss must have been below this fraction of the random-guess loss."""
-    lobotomy_tolerance: float = 0.065
+    lobotomy_tolerance: NonNegativeFloat = 0.065
     snapshot_every: PositiveInt = 5
 
 
@@ -230,7 +230,7 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     entropy_coef_end: NonNegativeFloat | None = None
     entropy_coef_min: NonNegativeFloat = 0.01
     entropy_anneal_episodes: NonNegativeInt = 0
-    entropy_coef_per_head: dict[str, float] = {}
+    entropy_coef_per_head: dict[str, NonNegativeFloat] = {}
     """Replaces the entropy weight of single heads."""
     floor_end: Fraction = 0.05
     """Factor of the exploration floors at the end of annealing, which starts from 1."""

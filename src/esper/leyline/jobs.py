@@ -60,6 +60,8 @@ def merge_job(
     named = (*base, *layers)
     for source, layer in named:
         try:
+            # Each layer by itself, because only here is it known which file or flag an unknown key
+            # is from.
             _check_keys(layer, Job, source, "")
         except RecursionError:
             raise ConfigError(f"{source}: is nested too deeply") from None
@@ -97,6 +99,8 @@ def _check_keys(layer: Layer, struct: type[msgspec.Struct], source: str, path: s
             if not isinstance(value, Mapping):
                 raise InvalidValueError(name, value, "must be a table", source)
             _check_keys(value, kind, source, f"{name}.")
+        # Before the layers are merged: TOML has nan and inf, and no key of ours has a meaning for
+        # them.
         for leaf in _leaves_of(value):
             if isinstance(leaf, float) and not math.isfinite(leaf):
                 raise InvalidValueError(name, leaf, "must be a finite number", source)
@@ -144,6 +148,7 @@ def _overlay(lower: Layer, upper: Layer) -> dict[str, object]:
     merged = dict(lower)
     for key, value in upper.items():
         below = merged.get(key)
+        # Tables are merged key by key, lists are replaced: a list of slots is one decision.
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             merged[key] = _overlay(below, value)
         else:
@@ -196,6 +201,7 @@ def _constraint_at(parts: Sequence[str], reason: str) -> str:
     for part in parts:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             kind = {field.name: field.type for field in msgspec.structs.fields(kind)}[part]
+    # msgspec's own message does not name the allowed values of an enum.
     choices = _choices(kind)
     if choices:
         return f"must be one of {', '.join(choices)}"

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from esper.leyline.ranges import PositiveInt
+from esper.leyline.ranges import NonNegativeInt, PositiveInt
 
 __all__ = [
     "ACTIVE_STAGES",
@@ -123,7 +123,7 @@ class LifecycleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_gradient_ratio: float = 0.10
     min_gradient_health: float = 0.7
     min_fossilize_contribution_pp: float = 1.0
-    min_prune_age_steps: int = 5
+    min_prune_age_steps: NonNegativeInt = 5
     embargo_steps: PositiveInt = 5
     resetting_steps: PositiveInt = 1
     full_legitimacy_holding_steps: PositiveInt = 5

@@ -53,6 +53,6 @@ def on_stop_signal(on_first: Callable[[signal.Signals], None]) -> Iterator[None]
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
-    """Return the stop signals, without a hang-up that `nohup` has told the process to ignore."""
+    """Return the stop signals, without a hang-up that `nohup` has made the process ignore."""
     is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(it for it in STOP_SIGNALS if it is not signal.SIGHUP or not is_detached)

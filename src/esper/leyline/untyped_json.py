@@ -70,6 +70,7 @@ class MarkedJson(NamedTuple):
 
 def decode_json(text: bytes | str) -> Any:
     """Decode JSON with integers of any size; what is not JSON raises ValueError."""
+    # First, so that what is not JSON is refused whatever numbers it contains.
     value = orjson.loads(text)
     data = text.encode() if isinstance(text, str) else text
     return decode_python_json(data) if _has_long_integer(data) else value
@@ -167,6 +168,8 @@ def _replace_token(text: bytes, token: bytes, replacement: bytes) -> bytes:
     """Replace a token everywhere but behind an odd number of quotes, which is inside a string."""
     if token not in text:
         return text
+    # Same length, so that places in one text are places in the other; escaped quotes count for
+    # nothing.
     quotes = text.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in text else text
     pieces: list[bytes] = []
     copied = counted = num_quotes = 0

@@ -263,6 +263,7 @@ class Beats(_Tagged, frozen=True, kw_only=True):
 DriverMessage: TypeAlias = Request | Stop | StacksRequest | BeatsRequest
 WorkerMessage: TypeAlias = WorkerReady | WorkerRefused | Answer | Stacks | Beats
 
+# Decoders are built once: each compiles the types that it accepts.
 _ENCODER = msgspec.msgpack.Encoder()
 _SPEC_DECODER = msgspec.msgpack.Decoder(WorkerSpec)
 _DRIVER_DECODER = msgspec.msgpack.Decoder(DriverMessage)
@@ -295,6 +296,7 @@ def decode_from_worker(data: bytes) -> WorkerMessage:
 def _decoded(decoder: "msgspec.msgpack.Decoder[_Decoded]", data: bytes) -> _Decoded:
     try:
         return decoder.decode(data)
+    # All that the decoder raises for bytes that are not a message, deep nesting included.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableMessageError(f"cannot be read: {error}") from None
 
@@ -344,6 +346,7 @@ def _env_id(item: EnvEvidence | EnvTestResult | EnvFailure) -> int:
 
 def _merge_executions(results: Iterable[ActionExecutionResult]) -> ActionExecutionResult:
     parts = list(results)
+    # The four lists belong together row by row; sorted as rows they stay so.
     rows = sorted(
         (
             (target, signals, reports, masks)
@@ -372,12 +375,14 @@ def _merge_executions(results: Iterable[ActionExecutionResult]) -> ActionExecuti
 
 def reply_digest(reply: Reply) -> bytes:
     """Return a digest of everything in a reply but its costs, which differ between equal runs."""
+    # MessagePack of structs has one form per value, so equal replies have equal bytes.
     compared = msgspec.structs.replace(reply, costs=WorkerCosts())
     return hashlib.sha256(_ENCODER.encode(compared)).digest()
 
 
 def identity_difference(mine: WorkerIdentity, theirs: WorkerIdentity) -> str | None:
     """Return the first difference of two identities, with both values; None if there is none."""
+    # In the order of the fields: a difference in versions explains one in everything after.
     for name in mine.__struct_fields__:
         own, other = getattr(mine, name), getattr(theirs, name)
         if own != other:

@@ -15,6 +15,8 @@ def crop_and_flip(images: Tensor, padding: int, generator: Generator) -> Tensor:
     """
     num_images, num_channels, height, width = images.shape
     device = images.device
+    # All draws of a batch in two calls, in a fixed order: results do not depend on the image's
+    # size.
     draws = torch.randint(2 * padding + 1, (2, num_images, 1), generator=generator)
     is_mirrored = torch.rand(num_images, 1, generator=generator) < 0.5
     top, left = draws.to(device, non_blocking=True)

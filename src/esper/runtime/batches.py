@@ -145,6 +145,7 @@ class SharedBatchIterator:
         self._n_envs = n_envs
         self._batch_size = batch_size_per_env
         self._seed = seed
+        # Every env is judged on the same held-out samples, whatever the number of envs.
         self._mode = mode if self._is_training else BatchMode.BROADCAST
         self._devices = [devices[env_id % len(devices)] for env_id in range(n_envs)]
         self._crop_padding = dataset.crop_padding if augment and self._is_training else 0
@@ -159,6 +160,8 @@ class SharedBatchIterator:
                 device: _preloaded(self._split, device, transfer, check_cancelled)
                 for device in distinct
             }
+        # Held-out batches are the same in every pass, so they are cut and scaled once, if memory
+        # allows.
         is_kept = not self._is_training and self._num_pass_bytes() <= MAX_KEPT_BYTES
         self._kept = tuple(self._walk(0, 0)) if is_kept else None
 
@@ -173,6 +176,7 @@ class SharedBatchIterator:
     def _walk(self, round: int, step: int) -> Iterator[Sequence[Batch]]:
         order = _OrderOnDevices(self._order(round, step), self._transfer)
         generators = self._augmentation_generators(round, step)
+        # Envs on one device share a batch, unless each has rows or random crops of its own.
         keys: Sequence[Hashable] = self._devices
         if self._mode is BatchMode.SPLIT or generators:
             keys = range(self._n_envs)
@@ -180,6 +184,8 @@ class SharedBatchIterator:
         for start in range(0, self._num_batches * num_taken, num_taken):
             shares = _Shares(partial(self._share, order, start, generators), keys)
             if self._is_training:
+                # Made now, on the feeder's thread: lanes must find training shares ready. Held-out
+                # shares are made by the lane that uses them.
                 for env_id in self._env_ids:
                     shares[env_id]
             yield shares
@@ -197,6 +203,7 @@ class SharedBatchIterator:
     def _count_batches(self, max_batches: int | None) -> int:
         num_rows, num_taken = len(self._split), self._batch_size * self._num_shares
         if not self._is_training:
+            # Rounded up: held-out data are used completely, the last incomplete batch included.
             return -(-num_rows // num_taken)
         if num_rows < num_taken:
             constraint = (
@@ -213,6 +220,8 @@ class SharedBatchIterator:
         if not self._is_training:
             return torch.arange(num_rows)
         seed = stream_seed(self._seed, purpose=StreamPurpose.DATA_ORDER, round=round, step=step)
+        # A generator per pass: any pass can be repeated, by a resumed run or another process,
+        # without those before it.
         return torch.randperm(num_rows, generator=Generator().manual_seed(seed))
 
     def _augmentation_generators(self, round: int, step: int) -> dict[int, Generator]:
@@ -246,6 +255,7 @@ class SharedBatchIterator:
         """Augment, transfer to the device, and convert bytes to the host's input dtype."""
         inputs, targets = raw
         if generator is not None:
+            # Before the scaling: stored pixels are bytes, a quarter of the size of floats.
             inputs = crop_and_flip(inputs, self._crop_padding, generator)
         if inputs.device != device:
             inputs, targets = self._transfer(inputs, device), self._transfer(targets, device)
@@ -279,6 +289,7 @@ def _scale_on(device: torch.device, dataset: TensorDataset) -> _Scale | None:
         return None
     mean = torch.tensor(dataset.pixel_scale.mean)[:, None, None]
     std = torch.tensor(dataset.pixel_scale.std)[:, None, None]
+    # (x - mean) / std as one multiply-add.
     return _Scale(factor=(1 / std).to(device), offset=(-mean / std).to(device))
 
 

@@ -71,7 +71,9 @@ def download(
     Received bytes are stored in `<target>.part`, and the next attempt, in this run or a later one,
     resumes from there.
     """
+    # Beside the target, so that the final rename stays on one file system.
     part = target.with_name(target.name + ".part")
+    # The lock belongs to the open file and ends with it, however the process ends.
     with _opened(part, remote) as stream, _locked(stream, remote):
         for _ in range(MAX_ATTEMPTS):
             num_before = _size_of(stream)
@@ -153,6 +155,7 @@ def _fetch_rest(
             return  # nothing is missing, or the file is wrong: the checksum decides
         raise
     with response:
+        # The server ignores ranges and sends the whole file.
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             stream.truncate(0)
             num_bytes = 0

@@ -106,6 +106,7 @@ def read_idx(path: Traversable, *, item_shape: tuple[int, ...], max_items: int) 
         if not 0 < num_items <= max_items:
             reason = f"declares {num_items} items, not 1 to {max_items}"
             raise UnreadableFileError(path, reason)
+        # One byte more, which shows a file that is longer than it declares.
         body = stream.read(num_items * item_bytes + 1)
     if len(body) != num_items * item_bytes:
         relation = "fewer" if len(body) < num_items * item_bytes else "more"
@@ -152,4 +153,5 @@ def cifar_records(data: bytes, path: object) -> tuple[Tensor, Tensor]:
 
 
 def _bytes_tensor(data: bytes) -> Tensor:
+    # Of a copy, as a tensor over immutable bytes would make torch warn.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

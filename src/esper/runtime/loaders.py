@@ -91,6 +91,7 @@ def _first_available(
             dataset = attempt(request)
             if dataset is not None:
                 return dataset
+    # Not an error yet: with `auto` the run goes on with synthetic data, and says so.
     except DownloadError as error:
         reason = str(error)
     if request.source is DataSource.REAL:

@@ -72,9 +72,11 @@ def _joined_variance(one: _Moments, other: _Moments, share: Tensor | float) -> T
 
 def _moments_of(sample: Tensor, mask: Tensor) -> _Moments:
     """Return the moments of the masked values in float64, without a device synchronization."""
+    # `where` rather than indexing: a boolean index has a size that the host would have to wait for.
     numbers = torch.where(mask, sample.double(), 0.0)
     count = mask.sum().double()
     mean = numbers.sum() / count.clamp_min(1)
+    # Two passes: E[x^2] - E[x]^2 cancels when the mean is large.
     deviations = torch.where(mask, numbers - mean, 0.0)
     return _Moments(count=count, mean=mean, var=(deviations**2).sum() / count.clamp_min(1))
 
@@ -251,6 +253,7 @@ class ValueNormalizer:
         moved = self._moments.moved_towards(batch, 1 - VALUE_MOMENTUM)
         pooled = self._moments.merged(batch)
         self._moments = _Moments(
+            # Counted on in both cases; it only decides when there are enough returns.
             count=pooled.count,
             mean=torch.where(is_warm, moved.mean, pooled.mean),
             var=torch.where(is_warm, moved.var, pooled.var),

@@ -49,6 +49,7 @@ class HeadDistributions:
 
     def entropy(self) -> Tensor:
         """Return each head's entropy, divided by its maximum; exactly 0 for a forced choice."""
+        # log 1 is 0: a head with one choice would give 0 / 0.
         num_valid = self.masks.sum(-1).clamp_min(2)
         # 0 - x instead of -x avoids a negative zero.
         return (0.0 - (self.probs * self.log_probs).sum(-1)) / num_valid.log()
@@ -100,6 +101,7 @@ class ActionSpace(nn.Module):
             neutral[row, HEAD_SPECS[head].neutral] = True
             columns[row, :size] = torch.arange(first, first + size)
             first += size
+        # Buffers move with the network; none is saved, as all follow from the number of slots.
         self.register_buffer("causal", torch.tensor(causal), persistent=False)
         self.register_buffer("neutral", neutral, persistent=False)
         weights = torch.tensor(mixtures).unsqueeze(-1)
@@ -164,7 +166,9 @@ class ActionSpace(nn.Module):
 
 
 def _mix(logits: Tensor, masks: Tensor, mixtures: Tensor) -> HeadDistributions:
+    # A finite number rather than -inf: softmax over a row of only -inf is NaN.
     soft = logits.masked_fill(~masks, MASKED_LOGIT).softmax(-1)
+    # Every legal choice keeps at least ε / n: its probability, and so its gradient, never vanishes.
     uniform = masks / masks.sum(-1, keepdim=True).clamp_min(1)
     # lerp adds ε·(uniform - soft), which is exactly 0 for a forced choice, where both are 1.
     probs = torch.lerp(soft, uniform, mixtures)

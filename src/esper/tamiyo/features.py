@@ -327,12 +327,14 @@ class FeatureExtractor:
         num_envs, num_slots = len(signals), len(self.slot_ids)
         located = locate_reports(reports_by_env, self._slot_index)
         where = (located.env_indices, located.slot_indices)
+        # In numpy, whose calls cost less than torch's for so few rows.
         slots = np.zeros((num_envs, num_slots, SLOT_FEATURES))
         blueprints = np.full((num_envs, num_slots), -1, dtype=np.int64)
         if located.reports:
             slots[where] = self._slot_scaling.apply(_raw_slots(located))
             blueprints[where] = [report.blueprint for report in located.reports]
         base = self._base_scaling.apply(_raw_base(signals, feedback))
+        # After the slots, from which they are computed.
         base[:, _SHARE_COLUMNS] = _stage_shares(slots[..., _STAGE_COLUMNS])
         rows = np.concatenate([base, slots.reshape(num_envs, -1)], axis=1)
         return ObservationBatch(

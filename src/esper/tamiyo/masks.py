@@ -63,6 +63,8 @@ class ActionMasker:
 
     def __post_init__(self) -> None:
         """Convert the legality rules to arrays."""
+        # From the same rules as `leyline.legality`, which judges single actions: one table lookup
+        # for all envs instead of a Python call per env, slot and op.
         table = np.zeros((NUM_OPS, NUM_STAGES + 1), dtype=bool)
         for op, rule in OP_RULES.items():
             if self.rules.is_enabled(op):
@@ -85,6 +87,7 @@ class ActionMasker:
         num_envs = len(reports_by_env)
         slots = self._gather(num_envs, locate_reports(reports_by_env, self._slot_index))
         slot_by_op = self._slot_by_op(slots)
+        # An op is legal if it is legal in any slot.
         op: BoolArray = np.logical_or.reduce(slot_by_op, axis=2)
         can_germinate = op[:, Op.GERMINATE, None]
         can_set_target = can_germinate | op[:, Op.SET_ALPHA_TARGET, None]
@@ -92,6 +95,8 @@ class ActionMasker:
             op=torch.from_numpy(op),
             slot_by_op=torch.from_numpy(slot_by_op),
             blueprint=torch.from_numpy(np.tile(self._offered, (num_envs, 1))),
+            # A head that no legal op uses has its neutral value as its only choice, and so no
+            # entropy.
             style=torch.from_numpy(can_germinate | _neutral(Head.STYLE, Style)),
             tempo=_open(num_envs, Tempo),
             alpha_target=torch.from_numpy(
@@ -110,6 +115,7 @@ class ActionMasker:
         shape = (num_envs, len(self.rules.slot_ids))
         where = (located.env_indices, located.slot_indices)
         stage = np.full(shape, _EMPTY)
+        # True for empty slots, so that only the stage decides there.
         is_resting = np.ones(shape, dtype=bool)
         is_prunable_age = np.ones(shape, dtype=bool)
         if located.reports:

@@ -136,6 +136,8 @@ class PolicyNetwork(nn.Module):
                 for head, size in head_sizes(spec.num_slots).items()
             }
         )
+        # V shares the trunk with the policy; Q and the contributions read it detached, so that what
+        # is only shown or auxiliary cannot shape the policy's features.
         self.value = _critic(hidden, hidden)
         self.q = _critic(hidden + NUM_OPS, hidden)
         self.contribution = nn.Sequential(
@@ -205,6 +207,7 @@ class PolicyNetwork(nn.Module):
 
         Never compiled, as the number of rows may differ from call to call.
         """
+        # A sequence of one step, so that rollout and update run the same LSTM call.
         encoded = self._encode(obs, blueprints).unsqueeze(1)
         recurrent, state = self._recur(encoded, state)
         return self._read(encoded.squeeze(1), recurrent.squeeze(1), state)
@@ -225,6 +228,8 @@ class PolicyNetwork(nn.Module):
         state = self.initial_state(obs.shape[0])
         stretches = []
         for begin, end in pairwise((0, *cuts, obs.shape[1])):
+            # Rows that start no segment at this cut keep their state: the cuts are those of all
+            # rows together.
             state = state.cleared(starts[:, begin])
             recurrent, state = self._recur(encoded[:, begin:end], state)
             stretches.append(recurrent)
@@ -253,7 +258,9 @@ class PolicyNetwork(nn.Module):
     ) -> Decision:
         """Sample actions for all envs; without a generator, take the most probable ones."""
         output = self._run_step(obs, blueprints, state)
+        # Drawn at once for all heads, the op's included, which is sampled before the others.
         uniforms = None if generator is None else _draw_uniforms(len(obs), generator, obs.device)
+        # The op first, because the legal choices of the other heads depend on it.
         ops_alone = self.space.op_distribution(output.logits, masks)
         ops = ops_alone.choose(uniforms).squeeze(-1)
         chosen = self.space.distributions(output.logits, self.space.choice_masks(masks, ops))
@@ -288,6 +295,7 @@ class PolicyNetwork(nn.Module):
         return recurrent, LstmState(h=h.squeeze(0), c=c.squeeze(0))
 
     def _read(self, encoded: Tensor, recurrent: Tensor, state: LstmState) -> PolicyOutput:
+        # A residual path around the LSTM: what it has not learned to carry is still visible.
         hidden = self.lstm_norm(recurrent) + encoded
         outputs = torch.cat([head(hidden) for head in self.heads.values()], dim=-1)
         return PolicyOutput(
@@ -317,6 +325,7 @@ def _cloned_step(
 def _draw_uniforms(num_envs: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """Draw one number in [0, 1) per env and head; the count does not depend on the masks."""
     shape = (num_envs, len(HEADS))
+    # On the generator's device, the CPU: the same numbers whatever the policy runs on.
     drawn = torch.rand(shape, generator=generator, device=generator.device)
     return drawn.to(device, non_blocking=True)
 

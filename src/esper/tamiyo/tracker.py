@@ -92,6 +92,7 @@ class SignalTracker:
 def advance(state: TrackerState, measurement: Measurement, rules: TrackerRules) -> TrackerState:
     """Return the state after one more step."""
     loss, accuracy = measurement.val_loss, measurement.val_accuracy_pct
+    # The first step has nothing to compare with and is no plateau.
     gain = None if not state.accuracies_pct else accuracy - state.accuracies_pct[-1]
     is_plateau = gain is not None and gain < rules.plateau_threshold_pp
     stable_steps = state.stable_steps + 1 if _is_stable(state.losses, loss, rules) else 0
@@ -101,6 +102,7 @@ def advance(state: TrackerState, measurement: Measurement, rules: TrackerRules) 
         best_accuracy_pct=max(state.best_accuracy_pct, accuracy),
         plateau_steps=state.plateau_steps + 1 if is_plateau else 0,
         stable_steps=stable_steps,
+        # Latched: a host that was stable once stays so, whatever a new seed does to its loss.
         is_stabilized=state.is_stabilized or stable_steps >= rules.steps_to_stabilize,
     )
 

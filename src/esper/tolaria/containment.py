@@ -23,6 +23,7 @@ def contained(failures: list[EnvFailure], env_id: int, place: Place) -> Iterator
     """Append an exception raised in the block to `failures`; re-raise InterruptedRunError."""
     try:
         yield
+    # A stop is meant for the run, not for the env that happens to be at work.
     except InterruptedRunError:
         raise
     except Exception as error:

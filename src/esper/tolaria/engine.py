@@ -35,47 +35,7 @@ from esper.leyline.workers import (
 )
 from esper.tolaria.lanes import Lane, wait_for_all
 
-__all__ = ["Engine", "Port", "WorkerEngine"]
-
-
-class Engine(Protocol):
-    """Runs the passes of all envs of a round."""
-
-    def start_round(self, round_index: int) -> None:
-        """Start what a round begins with, building and the first passes, without waiting."""
-        ...
-
-    async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
-        """Build the round's envs and release those of the previous round."""
-        ...
-
-    async def train_pass(self, step: int) -> None:
-        """Train every env for one host epoch."""
-        ...
-
-    async def validate_pass(self, step: int) -> StepEvidence:
-        """Validate every env, including ablations, and return the evidence since the last step."""
-        ...
-
-    async def apply(self, decision: StepDecision) -> StepOutcome:
-        """Apply one decision per env and advance the slots by one step."""
-        ...
-
-    async def test_pass(self, step: int) -> tuple[EnvTestResult | None, ...]:
-        """Evaluate every env on the test split, which no decision depends on."""
-        ...
-
-    async def snapshot(self, env_id: int) -> dict[str, Any] | None:
-        """Return a copy of what is needed to rebuild an env's network; None for a failed env."""
-        ...
-
-    def memory(self) -> tuple[tuple[str, MemoryStats], ...]:
-        """Return the memory statistics of the envs' devices, as of the end of the last round."""
-        ...
-
-    def close(self) -> None:
-        """Release the envs and end the workers."""
-        ...
+__all__ = ["Port", "WorkerEngine"]
 
 
 class Port(Protocol):
@@ -186,6 +146,8 @@ class WorkerEngine:
             port.submit(Apply(decision=decision_for(decision, port.env_ids)))
             for port in self._ports
         ]
+        # Behind the decisions in the workers' queues: no worker waits for the slowest one, nor for
+        # control, before it trains on.
         if not decision.is_last_step:
             self._send_ahead(Train(step=decision.step + 1), Validate(step=decision.step + 1))
         reply = await self._merged(calls)
@@ -225,6 +187,7 @@ class WorkerEngine:
 
     async def _run(self, command: Command) -> Reply:
         """Return the merged replies of all workers to a command, sent ahead or now."""
+        # Commands are values, so the one that is asked for finds the equal one that was sent ahead.
         calls = self._ahead.pop(command) if command in self._ahead else self._send(command)
         return await self._merged(calls)
 
@@ -235,6 +198,7 @@ class WorkerEngine:
 
     def _take_failures(self) -> tuple[EnvFailure, ...]:
         found, self._failures = self._failures, []
+        # Workers answer in any order; events must not depend on it.
         return tuple(sorted(found, key=_env_id))
 
     def _send_ahead(self, *commands: Command) -> None:
@@ -251,5 +215,6 @@ def _env_id(failure: EnvFailure) -> int:
 
 
 def _decoded(state: bytes) -> dict[str, Any]:
+    # weights_only: what another process sends is data, never code.
     loaded: dict[str, Any] = torch.load(io.BytesIO(state), weights_only=True)
     return loaded

@@ -1,9 +1,9 @@
 """Fences: device streams, transfers, synchronisation and memory statistics.
 
 A lane has one fence per device for the whole run, and its envs share it. It does an env's work
-inside `entered`, calls `await_transfers` before it uses tensors that the feeder transferred, `keep`
-on tensors allocated on another stream, and `synchronize` once, at the end of a pass; only then may
-values be materialised.
+inside `entered`, calls `await_transfers` before it uses tensors that the feeder transferred,
+`record_stream` on tensors allocated on another stream, and `synchronize` once, at the end of a
+pass; only then may values be materialised.
 """
 
 from collections.abc import Iterator

@@ -103,6 +103,8 @@ class ForkServer:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         self._socket = ours
+        # However the driver ends, its end of the socket closes, and the server ends with its
+        # workers; this only makes it happen before the interpreter is torn down.
         atexit.register(self.close)
         return ours
 
@@ -136,7 +138,10 @@ def main(arguments: Sequence[str]) -> int:
             if operation == _FORK:
                 number = os.fork()
                 if number == 0:
+                    # The child must not hold the server's connection: its end shows the driver that
+                    # the server is gone.
                     connection.close()
+                    # Past the exit handlers and buffers of the server, which belong to the parent.
                     os._exit(run(descriptors))
                 children.add(number)
                 for inherited in descriptors:
@@ -145,6 +150,7 @@ def main(arguments: Sequence[str]) -> int:
                 children.discard(number)
                 number = _reaped(number)
             connection.sendall(_MESSAGE.pack(operation, number))
+    # The driver is gone, killed perhaps: workers must not outlive it.
     for child in children:
         os.kill(child, signal.SIGKILL)
     return 0
@@ -173,7 +179,7 @@ def _reaped(pid: int) -> int:
         os.kill(pid, signal.SIGKILL)
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
-        # A child of the server before this one, which was killed: nobody knows how it ended.
+        # A child of the server before this one, which was killed: how it ended is unknown.
         return _UNKNOWN_STATUS
 
 

@@ -78,6 +78,8 @@ class Governor:
             for name, value in self._guarded_weights().items():
                 if name not in self._weights:
                     self._weights[name] = value.clone()
+                # In place: a snapshot per step must not allocate, as its memory is as large as the
+                # network's.
                 elif not is_suspect:
                     self._weights[name].copy_(value)
 
@@ -97,6 +99,8 @@ class Governor:
             raise ContractError(f"the snapshot and the model differ in {', '.join(missing)}")
         with torch.no_grad():
             for name, value in current.items():
+                # In place, as optimizers hold on to the parameters themselves. Buffers, such as the
+                # running statistics of batch norm, are restored with them.
                 value.copy_(self._weights[name])
         self.signs = after_rollback(self.signs)
         return pruned

@@ -2,7 +2,8 @@
 
 anyio's pooled threads have no affinity, but a CUDA stream, a grad mode and an env's model all
 belong to one thread. Lanes are therefore dedicated threads, each running its calls one after
-another. This is the only module where threads and the event loop interact.
+another. A call crosses between the event loop and a lane in this module only; `event_loop` has the
+blocking calls that need no lane of their own.
 """
 
 import asyncio
@@ -53,6 +54,7 @@ class Lane:
         # Time of the current call's last heartbeat; None while the lane is idle.
         self._last_beat_s: float | None = None
         self._given_up: BaseException | None = None
+        # A new thread starts with an empty context; calls see the creator's context variables.
         context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._work,), name=name, daemon=True
@@ -117,6 +119,7 @@ class Lane:
 
     def _work(self) -> None:
         beat_at_checkpoints(self.beat)
+        # None is queued behind the calls that were submitted before, so they are still carried out.
         while (call := self._calls.get()) is not None:
             self.beat()
             self._current = call
@@ -182,6 +185,7 @@ class _Arrival:
             self._num_left -= 1
             is_last = self._num_left == 0
         if is_last:
+            # asyncio's events are not thread-safe; the loop is woken once, for the last future.
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self) -> None:
@@ -241,6 +245,7 @@ async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:
         future.add_done_callback(arrival.count)
     with anyio.CancelScope(shield=True):
         await arrival.wait()
+    # The shield has held a cancellation back; it is delivered before a result is used.
     await anyio.lowlevel.checkpoint_if_cancelled()
     return [future.result() for future in futures]
 
@@ -276,6 +281,8 @@ class BatchStream(Generic[B]):
     def _next_of(self, waiting: "queue.SimpleQueue[T]") -> T:
         """Return the next item of a queue; raise InterruptedRunError once a stop is requested."""
         while True:
+            # Checked in each round of waiting, not only before it: the other side may have stopped,
+            # and would never put anything into the queue.
             self._stop.checkpoint()
             try:
                 return waiting.get(timeout=POLL_S)
@@ -311,6 +318,7 @@ def feed(batches: Iterable[B], streams: Sequence[BatchStream[B]]) -> int:
 
 def lane_stacks(lanes: Iterable[Lane]) -> dict[str, str]:
     """Return each lane's current stack trace, for the report about a hung lane."""
+    # The only way to see where another thread is, without its cooperation.
     frames = sys._current_frames()
     stacks: dict[str, str] = {}
     for lane in lanes:

@@ -63,6 +63,7 @@ class ProcessPort:
         self._has_passed_stop = False
         self._server = server
         self._pulse, pulse_descriptor = Pulse.create(max(1, spec.lanes))
+        # An anonymous pair has no address that another user of the machine could connect to.
         ours, theirs = socket.socketpair()
         with theirs:
             self.pid = server.fork([theirs.fileno(), pulse_descriptor])
@@ -110,6 +111,8 @@ class ProcessPort:
             self._pending.append(future)
             request = Request(seq=self._num_sent, command=command)
             self._num_sent += 1
+            # Under the lock: the worker takes messages in the order of their numbers, and two
+            # threads may submit at once.
             self._send(request)
         return future
 
@@ -118,6 +121,7 @@ class ProcessPort:
         if self._stop.is_set() and not self._has_passed_stop:
             self._has_passed_stop = True
             self._send(Stop(reason=self._stop.reason))
+        # From shared memory, not by a message: a worker that is stuck in native code answers none.
         silent_s = max(self._ignored_s(), *(beat.silent_s for beat in self._pulse.read()))
         if silent_s > deadline_s and not self._is_ending:
             self._is_ending = True
@@ -153,6 +157,8 @@ class ProcessPort:
         with suppress(TimeoutError):
             stacks = self._stacks.result(STACKS_TIMEOUT_S).stacks
         with self._lock:
+            # Set before the kill, so that the reader reports the hang and not the signal that ended
+            # it.
             self._lost = self._lost or self._loss(reason, formatted_stacks(stacks))
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -166,6 +172,7 @@ class ProcessPort:
         except UnreadableMessageError as error:
             unreadable = f"sent a message that {error}"
             self._wire.close()
+        # Only its parent, the fork server, may wait for the process.
         ending = self._server.reap(self.pid)
         with self._lock:
             lost = self._lost = self._lost or self._loss(unreadable or ending, "")
@@ -177,6 +184,8 @@ class ProcessPort:
     def _take(self, message: WorkerMessage) -> None:
         match message:
             case Answer(seq=seq, reply=reply):
+                # A reply to the wrong command would go unnoticed into the results; the worker is
+                # replaced instead.
                 if seq != self._num_answered or not self._pending:
                     raise UnreadableMessageError(f"answers request {seq}, which is not due")
                 self._num_answered += 1

@@ -34,6 +34,7 @@ class Channel:
 
     def beat(self, at_s: float | None) -> None:
         """Record the time of a heartbeat; None while the lane is idle."""
+        # Without a lock: a worker that is killed while it holds one would leave it locked.
         _TIME.pack_into(self.buffer, self.offset, _IDLE if at_s is None else at_s)
 
     def enter_env(self, env_id: int | None) -> None:
@@ -64,6 +65,8 @@ class Pulse:
 
         The caller closes the descriptor.
         """
+        # A file without a name: it disappears with the last process that has it open, however that
+        # ends.
         with tempfile.TemporaryFile() as file:
             file.write(_SILENCE * num_lanes)
             file.flush()

@@ -116,6 +116,7 @@ class RayPort:
                 return future
             seq, self._num_sent = self._num_sent, self._num_sent + 1
             self._pending[seq] = future
+            # Under the lock, since Ray carries calls out in the order in which they are made.
             answer = self.actor.carry_out.remote(encode(Request(seq=seq, command=command)))
         answer.future().add_done_callback(partial(self._on_answer, seq))
         return future
@@ -153,6 +154,7 @@ class RayPort:
 
     def _ask(self, message: DriverMessage) -> "Future[bytes]":
         """Send a message that is answered while a command is carried out."""
+        # In a concurrency group of its own: in the commands' it would wait for the one that hangs.
         call = self.actor.side.options(concurrency_group=SIDE_GROUP)
         future: Future[bytes] = call.remote(encode(message)).future()
         return future
@@ -176,7 +178,7 @@ class RayPort:
             return
         with self._lock:
             pending = self._pending.pop(seq, None)
-        # None: the worker had been given up, and whoever waited was told so.
+        # None: the worker had been given up, and its callers have got the error.
         if pending is not None and isinstance(message, Answer):
             settle(pending, message.reply)
 

@@ -10,8 +10,8 @@ machine or our determinism is broken, and the run ends.
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -23,7 +23,7 @@ from esper.leyline.workers import Apply, Build, Command, Quarantine, Reply, Trai
 from esper.tolaria.engine import Port
 from esper.tolaria.lanes import Lane
 
-__all__ = ["ReplayingPort"]
+__all__ = ["ReplayingPort", "start_ports"]
 
 MAX_LOSSES: Final = 2
 """Losses at one command that was never answered before its env is quarantined."""
@@ -104,6 +104,8 @@ class ReplayingPort:
                 # A new round starts from nothing: the commands before it are never needed again.
                 assert all(known.digest is not None for known in self._log), "a reply is missing"
                 self._log.clear()
+            # While a worker is being replaced, commands only join the log; the thread that replays
+            # it sends them when it comes to them, so their order is kept.
             self._log.append(entry)
             if not self._is_rebuilding:
                 self._hand_over(entry)
@@ -122,6 +124,7 @@ class ReplayingPort:
 
     def _hand_over(self, entry: _Entry) -> None:
         answer = self._port.submit(entry.command)
+        # The port is bound here, as answers of the worker before may arrive after its replacement.
         answer.add_done_callback(partial(self._on_answer, entry, self._port))
 
     def _on_answer(self, entry: _Entry, port: Port, answer: "Future[Reply]") -> None:
@@ -145,16 +148,21 @@ class ReplayingPort:
     def _rebuild(self, error: WorkerLostError) -> None:
         """Start workers until one has caught up with the round."""
         lost, began_s = error, time.monotonic()
+        # Workers answer in order, so the first command without an answer is the one that was being
+        # carried out.
         entry = next((known for known in self._log if known.digest is None), None)
         try:
             while True:
                 self._note_loss(entry, lost)
+                # Reaps the process; a worker that hangs or was cut off may still be there.
                 self._port.close()
                 try:
                     entry = None
                     self._port = self._start()
                     num_replayed = 0
                     while (entry := self._next_after(entry)) is not None:
+                        # Commands that were never answered are carried out here for the first time,
+                        # and are no replay.
                         num_replayed += entry.digest is not None
                         self._carry_out(entry)
                 except WorkerLostError as again:
@@ -188,9 +196,13 @@ class ReplayingPort:
     def _quarantine(self, entry: _Entry, lost: WorkerLostError) -> None:
         """Make the next worker drop the env at which two were lost, before the same command."""
         entry.num_losses = 0
+        # The heartbeats name the env that was entered last; without them, all envs of the worker
+        # are suspects.
         blamed = lost.env_ids or self.env_ids
         failures = tuple(_failure(env_id, entry.command, lost) for env_id in blamed)
         with self._lock:
+            # Into the log, not only to the next worker: a later replacement has to drop the env at
+            # the same place, or its replies would differ.
             self._log.insert(self._log.index(entry), _Entry(Quarantine(failures=failures)))
 
     def _next_after(self, entry: _Entry | None) -> _Entry | None:
@@ -199,6 +211,8 @@ class ReplayingPort:
             place = 0 if entry is None else self._log.index(entry) + 1
             if place < len(self._log):
                 return self._log[place]
+            # Decided under the lock that `submit` takes: a command is either in the log before
+            # this, and is sent by this thread, or sent by its caller afterwards.
             self._is_rebuilding = False
             self._num_failed_starts = 0
             self._forget_losses()
@@ -226,6 +240,7 @@ class ReplayingPort:
     def _fail(self, failure: BaseException) -> None:
         with self._lock:
             self._is_closed = True
+            # Callers wait for these futures with cancellation shielded, so none may stay open.
             pending = [entry for entry in self._log if not entry.future.done()]
         for entry in pending:
             entry.future.set_exception(failure)
@@ -239,6 +254,22 @@ class ReplayingPort:
             duration_s=seconds,
             stack=lost.stacks,
         )
+
+
+def start_ports(starts: Sequence[Callable[[], Port]]) -> list[Port]:
+    """Start all workers of a run at once; if one cannot be started, end the others."""
+    # Starting is mostly waiting for another process to import and to load its data.
+    with ThreadPoolExecutor(len(starts), "worker start") as pool:
+        calls = [
+            pool.submit(ReplayingPort, start, index=index) for index, start in enumerate(starts)
+        ]
+    broken = [call for call in calls if call.exception() is not None]
+    if broken:
+        for call in calls:
+            if call not in broken:
+                call.result().close()
+        broken[0].result()
+    return [call.result() for call in calls]
 
 
 def _log_restart(restarted: WorkerRestarted) -> None:

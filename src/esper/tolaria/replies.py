@@ -10,7 +10,7 @@ __all__ = ["error_of", "formatted_stacks", "refusal_of", "settle"]
 
 
 def settle(future: "Future[Reply]", reply: Reply) -> None:
-    """Give a reply to whoever waits for it; an error in it is raised there."""
+    """Set a reply as the result of its future; an error in it is raised by the waiting caller."""
     if reply.error is None:
         future.set_result(reply)
     else:

@@ -2,10 +2,14 @@
 
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 from esper.leyline.errors import InterruptedRunError
 
-__all__ = ["StopFlag", "beat_at_checkpoints"]
+__all__ = ["CallerEvent", "StopFlag", "beat_at_checkpoints"]
+
+CallerEvent: TypeAlias = threading.Event
+"""An event between a run and the thread that called for it: a request to stop, or readiness."""
 
 _LIFE = threading.local()
 
@@ -22,7 +26,7 @@ class StopFlag:
     """
 
     def __init__(
-        self, event: threading.Event | None = None, *, parent: "StopFlag | None" = None
+        self, event: CallerEvent | None = None, *, parent: "StopFlag | None" = None
     ) -> None:
         """Start unset.
 
@@ -45,6 +49,7 @@ class StopFlag:
     def set(self, reason: str) -> None:
         """Request a stop; only the first reason is reported."""
         if not self.is_set():
+            # The reason first: another thread that sees the flag reads the reason at once.
             self._reason = reason
             self._is_asked = True
 
@@ -60,6 +65,7 @@ class StopFlag:
         A thread blocked on another one calls this repeatedly and so records heartbeats; the
         watchdog then reports the thread that hangs, not the ones waiting for it.
         """
+        # Per thread: a checkpoint passed by one lane is no sign of life of another.
         beat: Callable[[], None] | None = getattr(_LIFE, "beat", None)
         if beat is not None:
             beat()

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.errors import RunFailedError
 from esper.leyline.stop_signals import on_stop_signal
+from esper.tolaria.event_loop import run_blocking
 from esper.tolaria.lanes import Lane, lane_stacks
 from esper.tolaria.stopping import StopFlag
 
@@ -98,6 +98,7 @@ class Watchdog:
     def _give_up(self, silent: Sequence[Lane]) -> None:
         lane = silent[0]
         silent_s, env_ids = lane.silent_s(), self._env_ids_of(lane)
+        # Taken before anything is stopped, while the lanes are still where they hang.
         stacks = lane_stacks(self._lanes())
         envs = ", ".join(map(str, env_ids))
         self.failure = RunFailedError(
@@ -147,11 +148,12 @@ async def supervise(
             for task in background:
                 group.start_soon(task)
             outcome = await _run_watched(main, watchdog)
+            # Also after a failure, as the followers end only with the log's last event.
             if close_log is not None:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(close_log)
+                await run_blocking(close_log)
             group.cancel_scope.deadline = anyio.current_time() + linger_s
     except BaseExceptionGroup as errors:
+        # Task groups raise groups of errors; callers of a run expect the one that caused its end.
         raise watchdog.failure or _first_of(errors) from None
     if isinstance(outcome, _Failed):
         raise watchdog.failure or outcome.error

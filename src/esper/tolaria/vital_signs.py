@@ -39,10 +39,12 @@ def check_vital_signs(
     is_usual = math.isfinite(loss) and loss <= config.absolute_threshold and not is_lobotomy
     threshold = None if is_usual else _divergence_threshold(signs.losses, config)
     if not math.isfinite(loss):
+        # At once, without counting to three: weights that gave a NaN do not recover.
         return signs, _panic(PanicReason.NAN, loss, threshold, signs)
     if is_lobotomy:
         return signs, _panic(PanicReason.LOBOTOMY, loss, threshold, signs)
     if threshold is None or loss <= threshold:
+        # A normal loss also resets the count: only consecutive anomalies are a divergence.
         kept = (*signs.losses, loss)[-config.history_window :]
         return VitalSigns(losses=kept), None
     counted = VitalSigns(losses=signs.losses, consecutive_anomalies=signs.consecutive_anomalies + 1)
@@ -62,6 +64,8 @@ def _divergence_threshold(losses: tuple[float, ...], config: GovernorConfig) -> 
         return None
     mean = statistics.fmean(losses)
     deviation = config.sensitivity * statistics.pstdev(losses)
+    # All three must be exceeded: with a small deviation or a small mean, noise alone would exceed
+    # one of the relative bounds.
     return max(config.absolute_threshold, mean + deviation, config.loss_multiplier * mean)
 
 
@@ -70,6 +74,8 @@ def _is_lobotomy(
 ) -> bool:
     if len(losses) < config.min_samples:
         return False
+    # A network that has collapsed to a constant predicts at chance, a loss that is finite and below
+    # every threshold.
     guesses_now = abs(loss - random_guess_loss) < config.lobotomy_tolerance * random_guess_loss
     return guesses_now and statistics.fmean(losses) < config.lobotomy_prior * random_guess_loss
 

@@ -23,6 +23,7 @@ class Wire:
     def send(self, message: bytes) -> None:
         """Send a message; raise OSError if the other end is gone."""
         with self._sending:
+            # In one call: the receiver would wake for the length alone, and again for the contents.
             self._socket.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
@@ -38,6 +39,7 @@ class Wire:
 
     def _read(self, size: int) -> bytes | None:
         """Return exactly `size` bytes; None if the connection ends before."""
+        # Allocated once: joining the pieces of a snapshot would copy them again and again.
         data = bytearray(size)
         rest = memoryview(data)
         while rest:

@@ -79,6 +79,8 @@ def lane_fences(
 
 def _envs_by_lane(env_ids: Sequence[int], num_lanes: int) -> list[tuple[int, ...]]:
     """Return the envs of each lane; no lane is without one."""
+    # Interleaved, so that lanes get the same number of envs give or take one. Which lane an env
+    # lives on does not change its results.
     return [tuple(env_ids[index::num_lanes]) for index in range(min(num_lanes, len(env_ids)))]
 
 
@@ -141,7 +143,7 @@ class EnvGroup(Generic[E, B]):
     """A lane, the envs that only it accesses, and its queue of batches.
 
     All methods run on the lane and return its part of the worker's reply. An exception in an env's
-    work quarantines that env only; whoever reads the reply decides what that means for the run.
+    work quarantines that env only; the reader of the reply decides what that means for the run.
     """
 
     lane: Lane
@@ -171,6 +173,8 @@ class EnvGroup(Generic[E, B]):
         """Train all envs on each batch of the stream before the next one is taken."""
         for env_id, env in list(self.live.items()):
             self._try(Place(Phase.TRAIN, step), env_id, self.work.begin_train, env, step)
+        # Batch first, env second, so that the stream has to hold a few batches instead of a whole
+        # pass.
         for batch_index, shares in enumerate(iter(self.stream.get, None)):
             place = Place(Phase.TRAIN, step, batch_index)
             for env_id, env in list(self.live.items()):
@@ -192,11 +196,13 @@ class EnvGroup(Generic[E, B]):
 
     def apply(self, decision: StepDecision) -> Reply:
         """Apply the decisions of all live envs in one call."""
+        # One call per lane: its result lists the bootstrap targets of all envs in order.
         broken: list[EnvFailure] = []
         result = self.work.apply([*self.live.values()], decision, broken, self.lane.beat)
         for failure in broken:
             del self.live[failure.env_id]
         self.failures += broken
+        # Once per round, for the round's events.
         memory = self.work.memory([*self.live.values()]) if decision.is_last_step else {}
         return self._reply(Reply(executed=result), memory)
 
@@ -237,6 +243,8 @@ class EnvGroup(Generic[E, B]):
 
     def _reply(self, reply: Reply, memory: dict[str, MemoryStats] | None = None) -> Reply:
         """Add to a reply what every reply carries."""
+        # Failures wait for the next reply, whichever it is: an env may fail in a command whose own
+        # reply has no place for it.
         failures, self.failures = tuple(self.failures), []
         before_s, self._cpu_s = self._cpu_s, time.thread_time()
         self.enter_env(None)
@@ -262,6 +270,7 @@ class EnvGroup(Generic[E, B]):
         self.enter_env(env_id)
         with contained(self.failures, env_id, place):
             return call(*args, **kwargs)
+        # Reached only after an exception, which `contained` has swallowed and recorded.
         self.live.pop(env_id, None)
         return None
 
@@ -361,9 +370,15 @@ class Worker(Generic[E, B]):
 
     def _train(self, step: int) -> "Future[Reply]":
         streams = [group.stream for group in self._groups]
+        # The feeder is submitted before the lanes, so that the first batch is on its way when they
+        # begin.
         feeding = self._feeder.submit(feed, self._batches(self._round_index, step), streams)
+        # Without this, lanes would wait for batches of a feeder that has failed, until the watchdog
+        # takes them for hung.
         feeding.add_done_callback(self._end_starved_streams)
         calls: list[Future[Any]] = [group.lane.submit(group.train, step) for group in self._groups]
+        # The feeder comes last: if a lane and the feeder fail, the lane's error is the one that is
+        # raised.
         return joined([*calls, feeding], _merge_passes)
 
     def _end_starved_streams(self, feeding: "Future[int]") -> None:
@@ -401,5 +416,6 @@ def _ignore(_: int | None) -> None:
 
 def _encoded(state: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
+    # torch's own format, which the driver loads with weights_only: nothing is unpickled.
     torch.save(state, buffer)
     return buffer.getvalue()

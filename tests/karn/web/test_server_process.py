@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
+from tests.builders.process_tree import server_process
 from tests.nissa.making import RUN_ID, pruned, read_events
-from tools.soak.process_tree import server_process
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 

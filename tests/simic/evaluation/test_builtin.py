@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.simic.training.runs import last_checkpoint, tiny_run
+from tests.builders.tiny_runs import tiny_run
+from tests.simic.training.runs import last_checkpoint
 
 from esper.leyline.config import EngineKind, RunOptions
 from esper.leyline.errors import UnknownNameError

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.builders.messages import topology_slot
-from tests.simic.training.runs import last_checkpoint, tiny_job, tiny_run
+from tests.builders.tiny_runs import tiny_job, tiny_run
+from tests.simic.training.runs import last_checkpoint
 from tests.simic.training.small_runs import read_events
 
 from esper.leyline.actions import Blueprint, Style

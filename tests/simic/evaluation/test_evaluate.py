@@ -8,14 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.simic.training.runs import (
-    TINY,
-    TINY_LM,
-    last_checkpoint,
-    tiny_job,
-    tiny_run,
-    weights_digest,
-)
+from tests.builders.tiny_runs import tiny_job, tiny_run
+from tests.builders.tiny_tasks import TINY, TINY_LM
+from tests.simic.training.runs import last_checkpoint, weights_digest
 
 import esper
 from esper.leyline.config import DataSource

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 from tests.builders.messages import topology_slot
-from tests.simic.training.runs import tiny_job
+from tests.builders.tiny_runs import tiny_job
 from torch import nn
 from torch.nn.modules.module import _global_forward_pre_hooks
 

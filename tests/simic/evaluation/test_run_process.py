@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.simic.training.runs import tiny_job
+from tests.builders.tiny_runs import tiny_job
 
 from esper.leyline.comparison import ArmRun, ComparisonReport, RunRequest
 from esper.leyline.config import Job

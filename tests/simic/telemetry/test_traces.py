@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.simic.training.runs import TINY, last_checkpoint, lines_of, tiny_run, weights_digest
+from tests.builders.tiny_runs import tiny_run
+from tests.builders.tiny_tasks import TINY
+from tests.simic.training.runs import last_checkpoint, lines_of, weights_digest
 
 from esper.leyline.config import ProfilerConfig
 from esper.leyline.errors import RunFailedError, UsageError

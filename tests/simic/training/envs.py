@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tools.soak.tiny import tiny_task
+from tests.builders.tiny_tasks import tiny_task
 
 from esper.kasmina.lifecycle import Transition
 from esper.kasmina.seed import GerminationRequest, SeedState

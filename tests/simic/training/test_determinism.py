@@ -8,14 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.simic.training.runs import (
-    TINY,
-    TINY_LM,
-    last_checkpoint,
-    lines_of,
-    tiny_run,
-    weights_digest,
-)
+from tests.builders.tiny_runs import tiny_run
+from tests.builders.tiny_tasks import TINY, TINY_LM
+from tests.simic.training.runs import last_checkpoint, lines_of, weights_digest
 
 from esper.leyline.telemetry import EventType
 

@@ -31,7 +31,7 @@ from esper.leyline.telemetry import (
     TelemetryLevel,
 )
 from esper.nissa.analysis.validation import validate_run
-from esper.simic.training.probes import RunProbes
+from esper.simic.training.diagnostics import RunDiagnostics
 
 LEVELS = [level.name.lower() for level in TelemetryLevel]
 
@@ -518,18 +518,18 @@ def test_a_rollback_is_reported_in_place_of_the_action_and_its_episode_ends_once
     assert (update.rollback_count, update.rollback_steps_forfeited) == (1, step)
 
 
-def test_probes_never_run_on_the_event_loop(
+def test_diagnostics_never_run_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = set()
     for name in ("layer_gradients", "observation_stats"):
-        probe = getattr(RunProbes, name)
+        diagnose = getattr(RunDiagnostics, name)
 
-        def noted(self, probe=probe):
+        def noted(self, diagnose=diagnose):
             threads.add(threading.current_thread().name)
-            return probe(self)
+            return diagnose(self)
 
-        monkeypatch.setattr(RunProbes, name, noted)
+        monkeypatch.setattr(RunDiagnostics, name, noted)
 
     small_run(tmp_path, telemetry={"level": "debug"})
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.simic.training.runs import tiny_job
+from tests.builders.tiny_runs import tiny_job
 from torch import Tensor, nn
 
 from esper.leyline.config import TelemetryConfig

@@ -12,7 +12,7 @@ from esper.leyline.messages import Phase
 from esper.leyline.telemetry import EventType
 from esper.nissa.reading.query import query_logs
 from esper.nissa.storage.journal import EVENTS_FILE
-from esper.simic.training import env_work
+from esper.simic.training import action_execution
 from esper.simic.training.action_execution import execute_actions
 from esper.simic.training.parallel_env_state import ParallelEnvState
 
@@ -34,7 +34,7 @@ def change_results(patch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> 
         change(result)
         return result
 
-    patch.setattr(env_work, "execute_actions", changed)
+    patch.setattr(action_execution, "execute_actions", changed)
 
 
 def update_of(run: SmallRun) -> Any:
@@ -57,7 +57,7 @@ def test_a_lane_applies_the_decisions_of_all_its_envs_in_one_call(
         groups.append(tuple(getattr(item, "env", item).env_idx for item in envs))
         return execute_actions(envs, *args, **options)
 
-    monkeypatch.setattr(env_work, "execute_actions", noted)
+    monkeypatch.setattr(action_execution, "execute_actions", noted)
     run_four(tmp_path, num_lanes)
 
     expected = [tuple(range(lane, NUM_ENVS, num_lanes)) for lane in range(num_lanes)] * NUM_STEPS

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.builders.tiny_runs import tiny_job, tiny_run
 from tests.nissa.making import wait_until
-from tests.simic.training.runs import lines_of, tiny_job, tiny_run
+from tests.simic.training.runs import lines_of
 
 from esper.leyline.errors import InterruptedRunError
 from esper.simic.training.run_result import TrainingResult

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.simic.training.runs import last_checkpoint, operational_events, tiny_job, tiny_run
+from tests.builders.tiny_runs import tiny_job, tiny_run
+from tests.simic.training.runs import last_checkpoint, operational_events
 from tests.simic.training.worker_runs import digits_job, facts_of, run_facts
 
 from esper.leyline.config import EngineKind

@@ -20,7 +20,7 @@ from esper.karn.web.page import MEDIA_TYPES, asset, asset_version, live_page, sc
 from esper.leyline.live import CloseCode
 from esper.nissa.live.budget import ConnectionBudget
 from esper.nissa.live.guard import budget_of
-from esper.nissa.live.session import Stop
+from esper.nissa.live.session import CLOSE_GRACE_S, Stop
 from esper.nissa.live.visitors import Visitors
 
 __all__ = ["ViewRequest", "dashboard_routes"]
@@ -33,7 +33,6 @@ MAX_BAD_MESSAGES: Final = 10
 PATCH_UNITS: Final = 10.0
 """Cost of a patch that is sent because the viewer asked, in units of the connection's budget."""
 CHUNK_BYTES: Final = 32 * 1024
-CLOSE_GRACE_S: Final = 1.0
 _FOREVER: Final = "max-age=31536000, immutable"
 _ENCODER: Final = msgspec.json.Encoder()
 

@@ -154,6 +154,8 @@ class ChannelAttention(Seed):
     def forward(self, x: Tensor) -> Tensor:
         """Scale each channel by a factor between 0 and 2."""
         logits = self.excite(functional.silu(self.squeeze(x.mean(dim=(2, 3)))))
+        # Twice the sigmoid, so that the initial factor is 1 and a channel can be amplified as well
+        # as muted.
         return x * (2 * torch.sigmoid(logits))[:, :, None, None]
 
 

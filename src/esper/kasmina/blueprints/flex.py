@@ -66,6 +66,7 @@ def flex_kernel() -> Callable[..., Any]:
     # Imported here because the import is slow and needed on CUDA only.
     from torch.nn.attention.flex_attention import flex_attention
 
+    # Compiled once per process and shared by all seeds.
     return torch.compile(flex_attention)
 
 

@@ -74,4 +74,6 @@ class Norm(Seed):
     def forward(self, x: Tensor) -> Tensor:
         """Interpolate with the learned weight."""
         rescaled: Tensor = self.gain * self.norm(x)
+        # tanh has slope 1 at 0, so the weight learns at once, and it can never leave (-1, 1). The
+        # shift stands outside, because inside it would have no gradient while the weight is 0.
         return x + torch.tanh(self.amount) * (rescaled - x) + self.shift

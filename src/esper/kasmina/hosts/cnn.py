@@ -31,6 +31,8 @@ class CnnHost(SegmentedHost):
         return Topology.CNN
 
     def _enter(self, x: Tensor) -> Tensor:
+        # In this layout a 1x1 convolution reads the channels of a pixel without a copy; it is set
+        # once here, and the layers keep it.
         return x.contiguous(memory_format=torch.channels_last)
 
     def _exit(self, x: Tensor) -> Tensor:
@@ -73,6 +75,8 @@ def _injection_specs(spec: CnnHostSpec) -> Iterator[InjectionSpec]:
             yield InjectionSpec(
                 slot_id=format_slot_id(row, column),
                 channels=channels[column],
+                # Rows first: action order is fixed by position in the grid, not by the order of
+                # execution.
                 order=row * spec.num_blocks + column,
                 surface=surface,
                 layer_range=(column, column + 1),

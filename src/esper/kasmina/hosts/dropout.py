@@ -21,7 +21,9 @@ class SeededDropout(nn.Module):
         super().__init__()
         self.probability = probability
         self.generator: torch.Generator | None = None
+        # At least one of the values keeps its element, or the scale would divide by zero.
         num_dropped = min(round(probability * LANE_VALUES), LANE_VALUES - 1)
+        # Shifted, as the drawn bits are read as signed 16-bit numbers.
         self._threshold = num_dropped - LANE_VALUES // 2
         self._scale = LANE_VALUES / (LANE_VALUES - num_dropped)
 

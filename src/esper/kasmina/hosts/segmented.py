@@ -22,6 +22,7 @@ class SegmentedHost(nn.Module, ABC):
         self.stages = nn.ModuleList(stages.values())
         self._specs = tuple(specs)
         self._execution_order = tuple(stages)
+        # The end of a segment is the index of the stage after it.
         self._ends = {segment: index for index, segment in enumerate(stages, start=1)}
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
@@ -65,6 +66,7 @@ class SegmentedHost(nn.Module, ABC):
             raise UnknownNameError("segment", segment, self._ends) from None
 
     def _run(self, x: Tensor, start: int, end: int | None) -> Tensor:
+        # Slicing a ModuleList would build a new module, and register its parts, for every batch.
         for stage in islice(self.stages, start, end):
             x = stage(x)
         return x

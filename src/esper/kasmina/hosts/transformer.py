@@ -79,6 +79,8 @@ class DroppedAttention(CausalAttention):
         super().__init__(channels, num_heads, Linear(channels, channels))
         self.dropout = SeededDropout(dropout)
         bias = torch.full((block_size, block_size), -math.inf).triu(1)
+        # A buffer, so that it moves to the host's device; not persistent, as it follows from the
+        # spec.
         self.register_buffer("causal_bias", bias, persistent=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

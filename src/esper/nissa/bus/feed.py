@@ -50,6 +50,7 @@ class LiveFeed:
         with self._lock:
             self._blocks.append(block)
             self._num_bytes += len(block.data)
+            # The newest block always stays, however large: otherwise it could not be read live.
             while self._num_bytes > self._max_bytes and len(self._blocks) > 1:
                 self._num_bytes -= len(self._blocks.popleft().data)
             self.next_seq = block.next_seq
@@ -96,6 +97,8 @@ class LiveFeed:
         while True:
             event = anyio.Event()
             with self._lock:
+                # Checked under the lock that `publish` takes, or a block could slip in between
+                # check and wait.
                 if self.next_seq > seq or self.is_closed:
                     return
                 self._waiting[event] = asyncio.get_running_loop()

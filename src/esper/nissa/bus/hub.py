@@ -134,8 +134,11 @@ class TelemetryHub:
         self.run_dir = run_dir
         self.run_id = run_id
         self._gate = LevelGate(config or TelemetryConfig())
+        # Opened before any thread starts: what is wrong with the files is the caller's error, not a
+        # loss.
         journals = _open_journals(run_dir, files or FileSystem(), claim)
         self._journals = journals
+        # A resumed run continues its log; statistics count what this process has written.
         self._first_seqs = {channel: journal.next_seq for channel, journal in journals.items()}
         self._inbox = Inbox(max_bytes=max_queued_bytes, next_seqs=self._first_seqs)
         log = journals[Channel.RUN]
@@ -212,6 +215,7 @@ class TelemetryHub:
         Thread-safe. Does not wait while the inbox is below its bound. At the bound, a worker
         thread blocks until the writer has caught up; a thread that runs an event loop never blocks.
         """
+        # A set of types, looked up without a lock: most events of a quiet level end here.
         if type(payload) not in self._gate.wanted:
             return None
         return self._inbox.put(Draft(payload, scope, severity))
@@ -226,6 +230,7 @@ class TelemetryHub:
     async def room(self) -> None:
         """Wait, without blocking the event loop, for queue space; raise a stored failure."""
         if not self._inbox.has_room:
+            # The thread may be left waiting when the task is cancelled: the writer will release it.
             await anyio.to_thread.run_sync(self._inbox.wait_for_room, abandon_on_cancel=True)
         self._raise_failure()
 
@@ -283,6 +288,7 @@ def _open_journals(
     try:
         operational = open_journal(run_dir / OPERATIONAL_FILE, files=files, has_checksums=False)
     except BaseException:
+        # Also releases the lock on the log, so that another attempt can open it.
         events.close()
         raise
     return {Channel.RUN: events, Channel.OPERATIONAL: operational}

@@ -94,12 +94,18 @@ class Inbox:
         with self._lock:
             if not self._is_open:
                 self._refuse()
+            # Numbered and queued under one lock, so that the order in the log is the order of the
+            # numbers.
             seq = queue.next_seq
             queue.next_seq = seq + 1
             self.num_accepted += 1
             if self._is_failed:
+                # The number is given out nevertheless: producers go on as before, and the loss is
+                # counted.
                 self.num_lost += 1
                 return seq
+            # Encoding happens on the writer's thread; until then the size is estimated from earlier
+            # events of the same type.
             counted = route.mean_bytes
             self._queued_bytes += counted
             queue.entries.append(Entry(seq, time.time(), draft, route, counted))
@@ -150,6 +156,7 @@ class Inbox:
 
     def take(self) -> tuple[dict[Channel, list[Entry]], bool]:
         """Take everything queued; also return whether a sync was requested."""
+        # Before taking: a wake-up that comes later is about something that may not be taken yet.
         self.wakeup.clear()
         with self._lock:
             entries = {channel: queue.entries for channel, queue in self._queues.items()}

@@ -90,6 +90,8 @@ class Subscriber:
             await anyio.lowlevel.checkpoint()
             block = feed.read(self.next_seq, PAGE_BYTES)
             if block is not None:
+                # From here on the subscriber must keep up: what the feed drops is a gap, and no
+                # reason to go back to the log, where it would only fall further behind.
                 self._is_live = True
                 return self._advance(block)
             if self.next_seq >= feed.oldest_seq:
@@ -106,6 +108,8 @@ class Subscriber:
                     continue
                 if isinstance(page, Block):
                     return self._advance(page)
+                # Nothing up to here matches; a later round of the loop goes on from there, or goes
+                # live.
                 self.next_seq = page
 
     def _replay(self, seq: int, wanted: EventFilter) -> Block | int:

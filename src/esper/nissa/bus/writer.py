@@ -21,6 +21,7 @@ from esper.nissa.storage.journal import Journal
 __all__ = ["Writer"]
 
 LOOK_EVERY_S: Final = 0.005
+# Bounds the blocks after a pause of the disk, and with them what one damaged block can lose.
 MAX_BLOCK_EVENTS: Final = 512
 
 
@@ -68,10 +69,12 @@ class Writer:
         # On any error: store it for the hub to raise, and release producers that wait for space.
         except Exception as error:
             self.failure = self._as_lost(error)
+            # After the failure is stored: a producer that is released here finds it.
             self._inbox.fail()
             with contextlib.suppress(OSError):
                 self._close_journals()
         finally:
+            # Always last, and on every path: subscribers would otherwise wait for ever.
             self._feed.close(is_complete=self.failure is None)
 
     def _as_lost(self, error: Exception) -> TelemetryLostError:

@@ -48,6 +48,7 @@ class _Service:
         """Serve one client of the live tail."""
         await websocket.accept()
         now_s = anyio.current_time()
+        # After `accept`, as only then can a close code say why.
         if not self.visitors.make_room(now_s):
             await websocket.close(CloseCode.TOO_MANY_CONNECTIONS, "too many connections")
             return
@@ -78,6 +79,8 @@ class _Service:
         except UsageError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
         try:
+            # The first page before the response begins: afterwards its status could no longer be an
+            # error.
             first = await anyio.to_thread.run_sync(search.next_page)
         except OSError:
             return PlainTextResponse("the log cannot be read\n", status_code=503)

@@ -54,6 +54,8 @@ class ConnectionBudget:
         so none waits longer than the others together take.
         """
         now_s = anyio.current_time()
+        # Both are charged whichever is exhausted: a client over its own limit uses up the common
+        # one, too.
         delay_s = max(self._own.take(now_s, num_units), self.total.take(now_s, num_units))
         if delay_s > 0.0:
             await anyio.sleep(delay_s)

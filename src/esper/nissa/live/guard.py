@@ -43,6 +43,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        # Before the access rules: requests that are refused cost work as well.
         await budget_of(scope).spend()
         if scope["type"] == "http":
             send = _Headers(send)

@@ -72,6 +72,8 @@ def cut_off(transport: asyncio.Transport) -> None:
     """End a connection at once, together with what the kernel still holds for its client."""
     connection = transport.get_extra_info("socket")
     with contextlib.suppress(OSError):  # the client was faster
+        # A linger time of 0 sends a reset and drops the kernel's buffer, which a client that does
+        # not read would otherwise hold for minutes.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 

@@ -31,13 +31,14 @@ MAX_BAD_MESSAGES: Final = 10
 SUBSCRIPTION_GRACE_S: Final = 0.25
 """How long streaming is delayed to let the client's subscription arrive first."""
 CLOSE_GRACE_S: Final = 1.0
+"""Longest wait for a websocket to close, of this protocol and of the page's."""
 
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 @dataclass(eq=False, slots=True)
 class Stop:
-    """The end of a server before the end of its run: the event, and what clients are told."""
+    """The end of a server before its run ends: the event, and the code that clients receive."""
 
     event: anyio.Event = field(default_factory=anyio.Event)
     code: CloseCode = CloseCode.SERVER_STOPS
@@ -51,6 +52,8 @@ class Session:
         self._source = source
         self._stop = stop
         self._budget = budget_of(websocket.scope)
+        # Taken when the client connects: a subscription without `since` that arrives a little later
+        # must not miss what was emitted meanwhile.
         self._first_seq = source.last_seq + 1
         self._subscriber = source.subscribe(self._first_seq)
         self._filter = EventFilter(Subscription())
@@ -116,6 +119,8 @@ class Session:
     # --- Sending ---
 
     async def _stream(self) -> None:
+        # Clients that subscribe at once get no events that they did not ask for; those that never
+        # do get everything.
         with anyio.move_on_after(SUBSCRIPTION_GRACE_S):
             await self._subscribed.wait()
         self._has_streamed = True
@@ -123,6 +128,7 @@ class Session:
             if self._must_acknowledge:
                 self._must_acknowledge = False
                 await self._send(self._hello())
+            # Only the wait for events is cancelled by a late subscription, never a send.
             with anyio.CancelScope() as self._turn:
                 page = await self._next_page()
             if self._turn.cancelled_caught:
@@ -194,6 +200,7 @@ class Session:
         self._subscriber.rewind(self._first_seq if since is None else since, self._filter)
         self._subscribed.set()
         self._must_acknowledge = True
+        # The stream is waiting for events of the old position.
         if self._has_streamed:
             self._turn.cancel()
 

@@ -36,6 +36,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
     def lines(self) -> list[bytes]:
         """Return the events without their newlines."""
+        # Without the last newline, which would give an empty line.
         return self.data[:-1].split(b"\n") if self.data else []
 
     def from_seq(self, seq: int) -> "Block":
@@ -123,6 +124,8 @@ def read_records(path: Path, log_bytes: int) -> list[CommitRecord]:
         while line := file.readline(MAX_RECORD_BYTES):
             record = parse_commit_record(line) if line.endswith(b"\n") else None
             previous = records[-1] if records else None
+            # Everything after the first record that does not fit is ignored, not only that record:
+            # the chain is what makes a record trustworthy.
             if record is None or not record.follows(previous) or record.end > log_bytes:
                 break
             records.append(record)

@@ -73,6 +73,7 @@ class FileSystem:
         """Write all bytes, repeating after short writes."""
         view = memoryview(data)
         while view:
+            # A write may be short when the disk is nearly full or a signal arrives.
             view = view[os.write(descriptor, view) :]
 
     def fsync(self, descriptor: int) -> None:
@@ -164,6 +165,7 @@ def read_limited(path: Path, max_bytes: int, what: str) -> bytes:
     """
     try:
         with path.open("rb") as file:
+            # One byte more than allowed shows that there is more, without reading it.
             data = file.read(max_bytes + 1)
     except OSError as error:
         reason = error.strerror or str(error)

@@ -84,6 +84,9 @@ class Journal:
         line = record.line()
         self.is_dirty = True
         try:
+            # The log before its checksum: after a crash between the two, recovery finds whole lines
+            # without a record, and gives them one. The other way round it would find a record of
+            # bytes that are not there.
             self.files.write(self.descriptor, block.data)
             if self.checksum_descriptor is not None:
                 self.files.write(self.checksum_descriptor, line)
@@ -92,6 +95,7 @@ class Journal:
             raise
         self.note_indexed(record)
         self.checksum_bytes += len(line)
+        # Published last: readers on other threads trust bytes up to these positions.
         self.next_seq = block.next_seq
         self.num_bytes = record.end
 
@@ -103,6 +107,7 @@ class Journal:
             self._check_file(path, self.checksum_descriptor, self.checksum_bytes)
 
     def _check_file(self, path: Path, descriptor: int, num_bytes: int) -> None:
+        # By descriptor and by name: a file that was moved away still takes every write.
         here, there = self.files.status(descriptor), self.files.status_at(path)
         if there is None or not os.path.samestat(here, there):
             what = "removed" if there is None else "replaced by another file"
@@ -133,6 +138,7 @@ class Journal:
     def sync(self) -> None:
         """Fsync everything committed since the last sync."""
         if self.is_dirty:
+            # The log first, for the same reason as in `append`.
             self.files.fsync(self.descriptor)
             if self.checksum_descriptor is not None:
                 self.files.fsync(self.checksum_descriptor)
@@ -151,7 +157,7 @@ def _seq_of_entry(entry: _IndexEntry) -> int:
 
 @dataclass(eq=False, slots=True)
 class LogClaim:
-    """The lock on a run's log: whoever holds it may change the run's directory.
+    """The lock on a run's log: its holder alone may change the run's directory.
 
     A resume holds it from before its first change until the hub takes the log over.
     """
@@ -182,6 +188,8 @@ def claim_log(path: Path, flags: int, files: FileSystem) -> LogClaim:
     """Open a log and lock it; raise UsageError if another process writes it."""
     claim = LogClaim(path, files, files.open(path, flags))
     try:
+        # The lock is on the file itself and ends with the process, however that ends; a file that
+        # marks a lock would stay behind after a crash.
         files.lock(claim.descriptor)
     except BlockingIOError:
         claim.close()
@@ -228,6 +236,7 @@ def _open_journal(
     checksum_descriptor = None
     try:
         scan = recover_log(path) if has_checksums else recover_plain_log(path)
+        # Before the first byte is written: a damaged log must not be continued.
         verify_records(path, scan.records)
         if has_checksums:
             checksum_descriptor = files.open(checksum_path(path), _APPEND)
@@ -271,6 +280,7 @@ def _mended(
     for record in (*scan.records, *scan.uncovered):
         journal.note_indexed(record)
     if checksum_descriptor is not None:
+        # Records beyond the whole part describe bytes that were cut off.
         files.truncate(checksum_descriptor, len(covered))
         if added:
             files.write(checksum_descriptor, added)
@@ -289,6 +299,7 @@ def apply_cut(claim: LogClaim, cut: "LogCut") -> None:
     if cut.redone:
         _keep_redone(claim.path.parent, cut.redone, files)
     checksums = b"".join(item.line() for item in cut.records)
+    # Before the log is cut: records that end early are harmless, as recovery adds the missing ones.
     write_atomically(files, checksum_path(claim.path), checksums)
     files.truncate(claim.descriptor, cut.num_bytes)
     files.fsync(claim.descriptor)

@@ -172,6 +172,7 @@ def _package_versions() -> dict[str, str]:
 
 
 def _source_commit() -> str | None:
+    # The source tree of an editable install; an installed package is in no repository.
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

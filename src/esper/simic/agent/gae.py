@@ -42,8 +42,10 @@ def compute_gae(
         gae_lambda: GAE lambda.
     """
     following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), dim=1)
+    # delta_t = r_t + gamma V(s_t+1) - V(s_t), Schulman et al. 2016, equation 12.
     td_errors = rewards + gamma * torch.where(ends, bootstrap_values, following) - values
     td_errors = torch.where(valid, td_errors, 0.0)
+    # 0 at the end of a segment, so that nothing is carried across it.
     carry = gamma * gae_lambda * (valid & ~ends).to(values.dtype)
     advantages = _summed_ahead(td_errors, carry)
     return Advantages(
@@ -64,6 +66,8 @@ def _summed_ahead(numbers: Tensor, carry: Tensor) -> Tensor:
     """Return x[t] = numbers[t] + carry[t] * x[t + 1] for every row."""
     sums = torch.empty_like(numbers)
     ahead = torch.zeros_like(numbers[:, 0])
+    # A loop over steps, vectorised over envs: the closed form divides by powers of the discount,
+    # which underflow in long episodes.
     for step in reversed(range(numbers.shape[1])):
         ahead = numbers[:, step] + carry[:, step] * ahead
         sums[:, step] = ahead

@@ -132,7 +132,10 @@ class PPOAgent:
         if self.buffer.num_rows == 0:
             return PreparedRound()
         advantages = self.estimate_advantages(reward_normalizer)
+        # Before the normaliser moves: the metrics describe the values that the rollout acted on.
         before = self._measure(batch, advantages)
+        # Denormalised with the statistics of the rollout and normalised with the new ones, so that
+        # old values and targets are on one scale.
         old_values = self.value_normalizer.denormalize(batch.values)
         self.value_normalizer.update(advantages.returns, batch.valid)
         prepared = build_update_batch(
@@ -192,8 +195,11 @@ class PPOAgent:
         raw_returns = discounted_returns(
             batch.rewards.double(), ends=batch.ends, valid=batch.valid, gamma=self.config.gamma
         )
+        # Rewards that a rollback has zeroed were never paid; they must not shrink the scale of the
+        # rest.
         is_paid = batch.valid & ~batch.is_forfeited
         rewards = reward_normalizer.normalize_round(batch.rewards, raw_returns, is_paid)
+        # No return can be larger than the largest reward paid at every step of the horizon.
         limit = self.config.horizon * rewards.abs().amax()
         following = self._returns_of(batch.bootstrap_values, limit)
         return compute_gae(
@@ -243,6 +249,8 @@ class PPOAgent:
         # The initial weights are overwritten below, so the seed of this generator does not matter.
         agent = cls.build(config, generator=torch.Generator(), device=device)
         agent.network.load_state_dict(state["network"])
+        # After the network has moved to its device: the optimizer's state follows the parameters'
+        # device.
         agent.optimizer.load_state_dict(state["optimizer"])
         agent.value_normalizer.load_state_dict(state["value_normalizer"])
         agent.num_updates = state["num_updates"]
@@ -284,6 +292,7 @@ class PPOAgent:
             state = checkpoint["agent"]
         except FileNotFoundError:
             raise UnreadableFileError(path, "no such checkpoint") from None
+        # What torch and zipfile raise for files that are cut off, foreign or damaged.
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
             raise UnreadableFileError(path, f"not a checkpoint of Esper: {error!r}") from None
         return cls.from_state(state, device=device)
@@ -353,6 +362,7 @@ def _build_buffer(config: PPOConfig, device: torch.device) -> RolloutBuffer:
 
 def _build_optimizer(network: PolicyNetwork, config: PPOConfig) -> AdamW:
     """Return AdamW over all parameters; weight decay, if any, applies to the critics only."""
+    # Decay of the policy's heads would pull them towards uniform choices, beside the entropy bonus.
     critics = [*network.value.parameters(), *network.q.parameters()]
     known = set(critics)
     others = [parameter for parameter in network.parameters() if parameter not in known]

@@ -167,6 +167,7 @@ def build_update_batch(
     space = network.space
     ops = batch.actions[..., -1]
     available = space.available_masks(batch.masks)
+    # Steps of failed envs and steps without a choice: no gradient may come from either.
     is_free = (batch.valid & ~batch.is_forced).unsqueeze(-1)
     weights = torch.where(batch.is_forced, config.forced_value_weight, 1.0)
     by_round = config.advantage_norm is AdvantageNorm.ROUND
@@ -179,6 +180,8 @@ def build_update_batch(
         old_log_probs=batch.log_probs,
         choice_masks=space.choice_masks(batch.masks, ops),
         available_masks=available.masks,
+        # By the op that took effect, not the one that was chosen: a vetoed op became WAIT, for
+        # which no other head mattered.
         is_learnable=space.causal[batch.effective_ops] & is_free,
         is_available=available.has_choice & is_free,
         advantages=normalized if by_round else advantages.advantages,
@@ -196,6 +199,8 @@ def normalized_advantages(advantages: Tensor, is_decision: Tensor, config: PPOCo
     """Standardise over all decisions, with a lower bound on the standard deviation."""
     mean = _masked_mean(advantages, is_decision)
     std = _masked_mean((advantages - mean).square(), is_decision).sqrt()
+    # A round in which all advantages are alike would otherwise turn rounding noise into a signal of
+    # normal size.
     scale = std.clamp_min(config.advantage_std_floor) + 1e-8
     return torch.where(is_decision, (advantages - mean) / scale, 0.0)
 
@@ -225,6 +230,7 @@ def run_update(
     """
     trace = UpdateTrace()
     for group in optimizer.param_groups:
+        # The schedule counts rounds; torch's own schedulers count steps.
         group["lr"] = weights.lr
     for epoch in range(config.num_epochs):
         for rows in minibatch_rows(batch.obs.shape[0], config.rows_per_minibatch, generator):
@@ -240,6 +246,7 @@ def minibatch_rows(
     num_rows: int, rows_per_minibatch: int, generator: torch.Generator
 ) -> Iterator[list[int]]:
     """Yield minibatches of rows in random order, each row once."""
+    # Whole rows, as the LSTM has to be unrolled from the start of an episode.
     order = torch.randperm(num_rows, generator=generator).tolist()
     for first in range(0, num_rows, rows_per_minibatch):
         yield order[first : first + rows_per_minibatch]
@@ -263,8 +270,11 @@ def _step(
     total = losses.total(weights)
     optimizer.zero_grad(set_to_none=True)
     total.backward()  # type: ignore[no-untyped-call]
+    # By group for the metrics; the total follows from them without a second pass over the
+    # gradients.
     norms = _gradient_norms(network)
     gradient_norm = norms.square().sum().sqrt()
+    # The one synchronization of a minibatch.
     verdict = materialize_verdict(ratios.kl_divergence, total, gradient_norm)
     if not verdict.is_finite:
         _note_nonfinite(network, evaluation, trace)
@@ -311,7 +321,9 @@ def compute_ratios(log_probs: Tensor, batch: UpdateBatch) -> Ratios:
     mattered for it.
     """
     log_ratios = log_probs - batch.old_log_probs
+    # `where` and not a product with the mask: 0 times the infinity of an impossible choice is NaN.
     decided = torch.where(batch.is_learnable, log_ratios, 0.0).sum(-1)
+    # exp of an unbounded log-ratio would overflow; 20 is far beyond the clip range.
     bounded = decided.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     joint = bounded.exp()
     # The k3 estimator (r - 1) - log r is never negative and has less variance than -log r.
@@ -339,6 +351,7 @@ def compute_losses(
     gain = torch.where(batch.is_learnable, gains, 0.0).sum(-1)
     entropy_weights = gain.new_tensor(config.entropy_weights)
     bonus = torch.where(batch.is_learnable, entropy_weights * evaluation.entropies, 0.0).sum(-1)
+    # Symmetric logarithm: contributions range from fractions of a point to tens of them.
     targets = batch.contributions.sign() * batch.contributions.abs().log1p()
     return Losses(
         policy=-_masked_mean(gain, batch.is_decision),
@@ -360,6 +373,7 @@ def _value_loss(values: Tensor, batch: UpdateBatch, clip: float | None) -> Tenso
         near = batch.old_values + (values - batch.old_values).clamp(-clip, clip)
         errors = torch.maximum(errors, (near - batch.value_targets) ** 2)
     total = (batch.value_weights * errors).sum()
+    # At least 1, so that a minibatch of failed envs gives 0 instead of NaN.
     return 0.5 * total / batch.value_weights.sum().clamp_min(1.0)
 
 
@@ -368,6 +382,8 @@ def _floor_penalty(
 ) -> Tensor:
     """Return the penalty for heads whose mean entropy, where they had a choice, is too low."""
     floors = floor_scale * entropies.new_tensor(config.entropy_floors)
+    # Of the mean over steps: a single confident decision is fine, a head that never explores is
+    # not.
     lacking = (floors - _mean_over_steps(entropies, batch.is_available)).clamp_min(0.0)
     prices = entropies.new_tensor(config.floor_penalties) * lacking.square()
     return torch.where(batch.is_available.any(1).any(0), prices, 0.0).sum()

@@ -141,6 +141,7 @@ class RolloutBuffer:
 
     def reset(self) -> None:
         """Clear the buffer for a new round."""
+        # Fresh tensors: updates and diagnostics may still hold views of the last round's.
         self._rows = _allocate(
             num_envs=self.num_envs,
             num_steps=self.num_steps,
@@ -182,6 +183,8 @@ class RolloutBuffer:
         last = self._close(env_id)
         if last is not None:
             self._awaiting_bootstrap.add((env_id, last))
+            # A truncated end without its bootstrap value would pass for a terminal one; `batch`
+            # refuses it.
             self._rows.is_truncated[env_id, last] = True
         return last
 
@@ -195,6 +198,7 @@ class RolloutBuffer:
         last = self.terminate(env_id)
         self.rollback_count += 1
         if since is None or last is None:
+            # A panic before the first row of a segment: no decision led to it, so none is punished.
             self.unattributed_penalties += 1
             return PenaltyOutcome(blamed_step=None, num_steps_forfeited=0)
         self._rows.rewards[env_id, since : last + 1] = 0.0
@@ -211,6 +215,7 @@ class RolloutBuffer:
         if since is not None and last is not None:
             for flags in (self._rows.valid, self._rows.starts, self._rows.ends):
                 flags[env_id, since : last + 1] = False
+            # The start of the discarded segment; the env has failed and will open no other.
             self._segment_starts[env_id].pop()
             self.num_rows -= last + 1 - since
 

@@ -49,6 +49,7 @@ def attribute_contributions(
     fossils = (_fossil(game, slot_id) for slot_id in plan.fossils)
     return AttributionEvidence(
         accuracy_pct=game.accuracies_pct[Ablation()],
+        # All active seeds off, fossils on: what the network would keep if growth ended here.
         committed_accuracy_pct=game.value(frozenset()),
         seeds=(*active, *fossils),
         interactions=interactions,
@@ -118,6 +119,7 @@ def _fossil(game: _Game, slot_id: str) -> SeedEvidence:
     return SeedEvidence(
         slot_id=slot_id,
         contribution_pp=game.removal_cost(slot_id),
+        # Fossils are ablated one at a time, which gives their removal cost but no share.
         attributed_pp=None,
         interaction_sum_pp=None,
         boost_received_pp=None,

@@ -23,6 +23,8 @@ CoalitionValue: TypeAlias = Callable[[frozenset[str]], float]
 def exact_shapley(players: Sequence[str], value: CoalitionValue) -> dict[str, float]:
     """Return each player's mean marginal value over all permutations."""
     num_players = len(players)
+    # The share of permutations in which a player joins right after a given set of others: |S|! (n -
+    # 1 - |S|)! / n!.
     weights = [
         math.factorial(size) * math.factorial(num_players - 1 - size) / math.factorial(num_players)
         for size in range(num_players)
@@ -55,6 +57,8 @@ def sampled_shapley(
     for order in permutations:
         for index, player in enumerate(order):
             joined, before = frozenset(order[: index + 1]), frozenset(order[:index])
+            # Marginals of one permutation telescope to the value of all players, hence the exact
+            # sum.
             marginals[player].append(value(joined) - value(before))
     return tuple(_estimate(player, samples) for player, samples in marginals.items())
 

@@ -25,8 +25,8 @@ from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.worker_assembly import Topologies, env_context
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.env_factory import build_model
-from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
+from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["run_arm"]

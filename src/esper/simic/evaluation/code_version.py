@@ -27,7 +27,7 @@ def digest_of_package(root: Path, torch_version: str) -> str:
     digest = hashlib.sha256(torch_version.encode())
     for package in DECISIVE:
         for path in sorted((root / package).rglob("*")):
-            # Policies that ship with the package are told apart by their own digest.
+            # Policies that ship with the package are distinguished by their own digest.
             if path.suffix in (".py", ".gz"):
                 name = path.relative_to(root).as_posix()
                 digest.update(f"{name}\0{path.stat().st_size}\0".encode())

@@ -18,7 +18,7 @@ from esper.simic.training.assembly.worker_assembly import Topologies
 from esper.simic.training.checkpoints.grown import GrownHeader
 from esper.simic.training.checkpoints.run_state import best_env_of
 from esper.simic.training.step import ControlThread, StepResult, run_step
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.supervisor import supervise
 
 __all__ = ["GrownNetwork", "EvaluationRound", "evaluate_round"]
@@ -83,7 +83,7 @@ class _Evaluation:
     """One round in progress."""
 
     setup: RunSetup
-    engine: Engine
+    engine: WorkerEngine
     control: ControlThread
     is_tested_each_step: bool
     tested: list[tuple[EnvTestResult | None, ...]] = field(default_factory=list)

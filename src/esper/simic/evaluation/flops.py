@@ -1,6 +1,5 @@
 """The training cost of a network, in FLOPs by its seeds."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,10 +15,11 @@ from esper.runtime.batches import Batch
 from esper.simic.training.batch_ops import loss_and_correct
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.static_work import PlantedSeed, plant
+from esper.tolaria.sharing import OneAtATime
 
 __all__ = ["FlopMeter"]
 
-_COUNTING: Final = threading.Lock()
+_COUNTING: Final = OneAtATime()
 """torch's FLOP counter has process-wide state, so only one may be active at a time."""
 
 _STYLE_BY_ALGORITHM: Final = {style.algorithm: style for style in Style}

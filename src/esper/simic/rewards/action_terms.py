@@ -52,6 +52,7 @@ def _fossilize_terms(
     contribution, attributed = target.contribution_pp, target.attributed_pp
     if not inputs.has_succeeded:
         return RewardComponents(action_shaping=config.refused_fossilize_penalty)
+    # Before the test for contribution: a harmful seed may well have a large removal cost.
     if attributed is not None and attributed < 0.0:
         return RewardComponents(action_shaping=_harm(contribution, attributed, config))
     if contribution is None or not scheme.is_contributing(contribution):
@@ -60,6 +61,7 @@ def _fossilize_terms(
     if not config.disable_terminal_reward:
         quality = math.tanh(1.0 / config.fossilize_quality_ceiling)
         bonus += config.fossilize_terminal_scale * quality
+    # Grows with the time in HOLDING, so that fossilizing at once is not worth its whole bonus.
     return RewardComponents(fossilize_bonus=bonus * scheme.legitimacy(target.steps_in_stage))
 
 

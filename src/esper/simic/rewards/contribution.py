@@ -32,6 +32,7 @@ def escrow_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
         account = escrow_account(seed, inputs, scheme.config)
         parts += [account.paid, *_side_terms(seed, inputs, account.worth, scheme)]
         credits[seed.slot_id] = account.next_credit
+    # After the loop, as it needs the credits of all seeds that are still there.
     parts.append(RewardComponents(escrow_forfeit=escrow_forfeit(inputs, credits)))
     return ModeTerms(
         components=RewardComponents.sum_of(*parts),

@@ -24,6 +24,7 @@ def alpha_shock(inputs: RewardInputs, config: RewardConfig) -> float:
 
     A new seed causes no shock; a removed seed counts as a change to 0.
     """
+    # By seed as well: a successor in the same slot is not a jump of its predecessor.
     alphas = {(seed.slot_id, seed.seed_id): seed.alpha for seed in inputs.seeds}
     jumps = (
         (alphas.get((slot.slot_id, slot.seed_id), 0.0) - slot.alpha) ** 2 * slot.num_params
@@ -39,6 +40,8 @@ def capacity_costs(inputs: RewardInputs, config: RewardConfig) -> RewardComponen
     num_fossils = len(inputs.fossils)
     num_paying = max(0, len(inputs.living) + num_fossils - config.free_slots)
     return RewardComponents(
+        # Logarithmic: the first parameters cost most, and a large network is not priced out of its
+        # gains.
         rent=-min(config.rent_weight * math.log1p(growth), config.max_rent),
         alpha_shock=-min(config.alpha_shock_coef * shock, config.alpha_shock_cap),
         occupancy_rent=-config.seed_occupancy_cost * num_paying,

@@ -40,6 +40,7 @@ def compute_reward(inputs: RewardInputs, scheme: RewardScheme) -> RewardResult:
     mode = loss_terms if scheme.family is RewardFamily.LOSS else _MODES[scheme.mode]
     terms = mode(inputs, scheme)
     potential = potential_after(inputs, scheme)
+    # In every mode: shaping telescopes, and the pending terms are owed for the step before.
     shared = RewardComponents(
         pbrs=shaping_bonus(inputs.memory.potential, potential, scheme),
         auto_prune_penalty=scheme.config.auto_prune_penalty * inputs.pending_auto_prunes,

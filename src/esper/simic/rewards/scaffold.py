@@ -30,6 +30,7 @@ def with_interaction(
             interaction_pp=interaction_pp,
             step=step,
         )
+        # Interactions are symmetric, so each seed may have been the scaffold of the other.
         for beneficiary in (second, first)
     )
     return (*ledger, *entries)
@@ -57,6 +58,7 @@ def hindsight_credit(
     credit = sum(
         config.hindsight_credit_weight
         * math.tanh(config.hindsight_credit_scale * entry.interaction_pp * contribution_pp)
+        # Earlier help counts less, by the discount of the steps since.
         * gamma ** (step - entry.step)
         for entry in ledger
         if entry.beneficiary_slot == slot_id

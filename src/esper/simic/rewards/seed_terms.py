@@ -45,6 +45,7 @@ def attribution_discount(attributed: float, config: RewardConfig) -> float:
     """Return the discount of a seed's reward: 1 unless its attributed gain is negative."""
     if attributed >= 0.0:
         return 1.0
+    # exp overflows beyond 709; the sigmoid is 0 long before.
     return 1.0 / (1.0 + math.exp(min(-config.attribution_sigmoid_steepness * attributed, 700.0)))
 
 
@@ -107,6 +108,8 @@ def _bounded(seed: SeedRewardInputs, config: RewardConfig) -> float:
         return config.unknown_progress_share * contribution
     if progress <= 0.0:
         return 0.0
+    # Beyond the host's progress since its germination, a seed is paid less than its removal cost,
+    # which alone would also reward a seed that the host was made to depend on.
     if contribution < progress:
         return contribution
     if config.attribution_formula is AttributionFormula.MINIMUM:
@@ -129,6 +132,7 @@ def warnings(
         return RewardComponents(blending_warning=config.blending_warning + growing)
     is_decided = inputs.op_on(seed) in (Op.FOSSILIZE, Op.PRUNE)
     overtime = steps - config.holding_grace_steps
+    # Only for a seed that earns: HOLDING forever would otherwise be the best way to be paid.
     if seed.stage is Stage.HOLDING and not is_decided and overtime >= 0 and earned > 0.0:
         warning = config.holding_warning + config.holding_warning_per_step * overtime
         return RewardComponents(holding_warning=max(warning, config.holding_warning_floor))

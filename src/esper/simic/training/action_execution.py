@@ -38,7 +38,7 @@ from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.containment import Place, contained
 from esper.tolaria.governor import preflight
 
-__all__ = ["apply_decision", "execute_actions", "parse_sampled_action"]
+__all__ = ["ActionWork", "apply_decision", "execute_actions", "parse_sampled_action"]
 
 
 def parse_sampled_action(indices: Sequence[int], slot_ids: Sequence[str]) -> ActionSpec:
@@ -82,6 +82,7 @@ def execute_actions(
     place = Place(Phase.APPLY, decision.step)
     for env in envs:
         with contained(failures, env.env_idx, place):
+            # If this raises, nothing of the env is in the result: no outcome, no target.
             outcome = apply_decision(env, decision, rules)
             if decision.is_truncated and outcome.rollback is None:
                 _add_target(result, env, decision.step, outcome.reports, masker)
@@ -90,8 +91,34 @@ def execute_actions(
     return result
 
 
+@dataclass(eq=False, kw_only=True, slots=True)
+class ActionWork:
+    """The part of the engine's EnvWork that is the same for every kind of env."""
+
+    action_rules: ActionRules
+    masker: ActionMasker
+
+    def apply(
+        self,
+        envs: Sequence[EnvEpisode],
+        decision: StepDecision,
+        failures: list[EnvFailure],
+        beat: Callable[[], None],
+    ) -> ActionExecutionResult:
+        """Execute the decisions of a lane's envs and end the step."""
+        return execute_actions(
+            envs,
+            decision,
+            rules=self.action_rules,
+            masker=self.masker,
+            failures=failures,
+            beat=beat,
+        )
+
+
 def apply_decision(env: EnvEpisode, decision: StepDecision, rules: ActionRules) -> EnvOutcome:
     """Execute one env's decision, or roll the env back after a panic, and end the step."""
+    # Control has computed it after the last step was applied, so it arrives one step late.
     _credit_last_step(env, decision.previous_rewards[env.env_idx])
     panic = env.seen.panic
     return _act(env, decision, rules) if panic is None else _roll_back(env, panic, decision)
@@ -117,6 +144,7 @@ def _act(env: EnvEpisode, decision: StepDecision, rules: ActionRules) -> EnvOutc
     action = decision.actions[env.env_idx]
     assert action is not None, f"env {env.env_idx} was given no action"
     log = _CausalChain(env.env_idx, decision, action)
+    # The masks already exclude illegal ops; this catches a controller that ignores them.
     veto = preflight(action, env.seen.signals, env.seen.reports, rules)
     before = [*log.proposal(), *log.verdict(veto)]
     if veto is not None:
@@ -143,12 +171,14 @@ def _carry_out(env: EnvEpisode, action: ActionSpec) -> str | None:
         refusal = HANDLERS[action.op](action, env.handler_context()).refusal
         if action.op is Op.FOSSILIZE and refusal is None:
             env.secure_fossil()
+    # Numbers the seeds of an episode; a refused germination uses up no number.
     env.num_germinated += int(action.op is Op.GERMINATE and refusal is None)
     return refusal
 
 
 def _roll_back(env: EnvEpisode, panic: Panic, decision: StepDecision) -> EnvOutcome:
     action = ActionSpec(slot_id=env.slot_ids[0])
+    # Read before the rollback prunes the seed that they name.
     active_slot, active_stage = env.active_slot, env.seed_stage
     report = RollbackReport(
         panic=panic,
@@ -168,6 +198,7 @@ def _end_step(
     events: Sequence[Payload],
     rollback: RollbackReport | None = None,
 ) -> EnvOutcome:
+    # The step passes in every slot whatever was done: after an op, a veto or a rollback alike.
     env.tick()
     if rollback is None:
         row = env.lstm_hidden

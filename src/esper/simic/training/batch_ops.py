@@ -63,6 +63,7 @@ class TrainRules:
 def loss_and_correct(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean cross-entropy and number of correct predictions, over classes or tokens."""
     flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    # In float32 even under autocast: the log-sum-exp of half-precision logits loses too much.
     loss = nn.functional.cross_entropy(flat.float(), wanted)
     return loss, (flat.argmax(-1) == wanted).sum()
 
@@ -73,6 +74,8 @@ def process_train_batch(
     """Take one optimizer step on host and seeds."""
     with env.fence.entered(is_training=True):
         env.fence.await_transfers()
+        # The batch was allocated on the default stream; without this the allocator could hand its
+        # memory out again while this stream still reads it.
         env.fence.record_stream(batch.inputs, batch.targets)
         forget_gradients(env.host_optimizer)
         env.seed_optimizers.zero_grad()
@@ -80,6 +83,7 @@ def process_train_batch(
             logits = env.model(batch.inputs)
         loss, correct = loss_and_correct(logits, batch.targets)
         _backward(env, loss)
+        # Between backward and step, and before clipping: gates look at the true gradients.
         if batch_index % rules.gradient_stride == 0:
             collect_gradient_telemetry_for_batch(env)
         _clip_and_step(env, rules.max_grad_norm)
@@ -93,6 +97,7 @@ def _backward(env: ParallelEnvState, loss: Tensor) -> None:
     env.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     # Gradient norms and clipping need unscaled gradients.
     for optimizer in (env.host_optimizer, *env.seed_optimizers):
+        # The optimizer of a frozen seed has nothing to unscale.
         if gradients_of(optimizer):
             env.scaler.unscale_(optimizer)
 
@@ -140,6 +145,7 @@ def materialize_gradient_readings(env: ParallelEnvState) -> dict[str, GradientRe
     sample = env.gradient_sample
     if sample is None:
         return {}
+    # Joined on the device, so that one transfer fetches all of them.
     parts = [sample.host_norms, *sample.seed_norms.values()]
     numbers = iter(materialize_facts(torch.cat(parts)))
     split = [[next(numbers) for _ in range(len(part))] for part in parts]
@@ -153,6 +159,7 @@ def materialize_gradient_readings(env: ParallelEnvState) -> dict[str, GradientRe
                 _total(norms), slot.num_params, host_norm, env.model.num_host_params
             )
             seed_id = slot.state.seed_id
+            # By seed, not by slot: a successor in the same slot starts without a history.
             env.gradient_ratios[seed_id] = smoothed(env.gradient_ratios.get(seed_id), ratio)
             readings[slot_id] = reading_of(norms, env.gradient_ratios[seed_id])
     return readings

@@ -121,9 +121,13 @@ class Control:
         reports = [() if env is None else env.reports for env in evidence.envs]
         signals = [None if env is None else env.signals for env in evidence.envs]
         observed = self._observe(signals, reports)
+        # Failed envs keep their row, with a blank observation: the policy's batch has the same
+        # shape, and the other envs get the same random numbers, whatever happens to one of them.
         masks = self.masker.masks(reports)
         legality = materialize_legality(masks)
         _check_legal([(env_id, evidence.step) for env_id in range(self.num_envs)], legality)
+        # A step without a choice teaches the policy nothing; it is weighted accordingly in the
+        # update.
         self._is_forced = tuple(sum(row) == 1 for row in legality)
         self.tally.add_legality(legality, [env is not None for env in evidence.envs])
         choice = self.controller.choose(
@@ -158,10 +162,12 @@ class Control:
         for seen, done in zip(evidence.envs, outcome.envs, strict=True):
             if seen is None or done is None:
                 continue
+            # Part of the next observation, for a rolled-back env too.
             self._feedback[done.env_id] = ActionFeedback(
                 op=done.outcome.effective_op, has_succeeded=done.outcome.succeeded
             )
             if done.rollback is not None:
+                # The env did not act in this step, so there is no reward to compute.
                 penalties[done.env_id] = self._roll_back(seen, done)
                 continue
             self.tally.add_outcome(done)
@@ -170,7 +176,11 @@ class Control:
             rewards[done.env_id] = result.total
             components[done.env_id] = result.components
             alarms += [(done.env_id, _suspicion(found)) for found in result.suspicions]
+        # Sent to the envs with the next decision: they count rewards per slot, but do not know
+        # them.
         self._previous_rewards = rewards
+        # Before the episodes end, because termination and bootstrapping mark the last row of the
+        # rollout.
         self._remember(evidence, outcome, rewards)
         if decision.is_last_step:
             self._end_episodes(outcome, is_truncated=decision.is_truncated)
@@ -190,6 +200,7 @@ class Control:
         if learner is not None:
             metrics = learner.learn(self.updates_per_round, self.check_cancelled)
         return RoundResult(
+            # In env order, not in the order in which they ended.
             episodes=tuple(self._episodes[env_id] for env_id in range(self.num_envs)),
             metrics=metrics,
             tally=self.tally,
@@ -230,6 +241,7 @@ class Control:
                 env_ids=[env_id for env_id, reward in enumerate(rewards) if reward is not None],
             ),
         )
+        # An env knows whether it was rolled back; control owns the tensors and follows it.
         learner.sync_memory([env.lstm_hidden for env in outcome.envs if env is not None])
 
     def _contributions(self, evidence: StepEvidence) -> tuple[Tensor, Tensor]:
@@ -251,6 +263,8 @@ class Control:
         self._num_unattributed += penalty.blamed_step is None
         if self.learner is not None:
             blamed = self.learner.punish(env_id, amount)
+            # Two accounts of the same segment, kept for telemetry and for learning; they must never
+            # differ.
             assert blamed == penalty, f"env {env_id}: ledger and rollout blame different steps"
         return penalty
 
@@ -282,6 +296,8 @@ class Control:
 
     def _close_failed(self, envs: Sequence[object | None]) -> None:
         for env_id, env in enumerate(envs):
+            # An env that fails is missing from every later message of the round; its episode ends
+            # once.
             if env is None and env_id not in self._episodes:
                 self._episodes[env_id] = self.ledgers[env_id].record(
                     outcome=None, success_accuracy_pct=self.success_accuracy_pct

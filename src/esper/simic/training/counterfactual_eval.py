@@ -46,6 +46,7 @@ def build_ablation_plan(
     plan = plan_ablations(
         reports, fossils_to_measure=_fossils_in(reports, is_last_step, reward_mode)
     )
+    # The factorial contains every coalition, so that Shapley values are exact and need no sampling.
     if plan.strategy is AblationStrategy.FULL_FACTORIAL or not is_last_step:
         return plan
     source = stream_seed(seed, purpose=StreamPurpose.SHAPLEY, round=round_index, env=env_id)
@@ -74,6 +75,7 @@ def process_fused_val_batch(
         with autocast():
             output = env.model.fused_forward(batch.inputs, plan.ablations)
         results = [loss_and_correct(logits, batch.targets) for logits in output.logits]
+        # One tensor for all ablations, so that a batch is accumulated in one operation each.
         losses = torch.stack([loss for loss, _ in results])
         correct = torch.stack([num_right for _, num_right in results])
         env.val.add(losses, correct, batch.targets.numel())

@@ -133,6 +133,7 @@ class EnvEpisode(ABC):
             for report in self.reports
             if report.stage is not Stage.FOSSILIZED and report.stage not in COOLDOWN_STAGES
         ]
+        # Stages are ordered by their numbers; alpha decides between two in the same stage.
         return max(ongoing, key=lambda report: (report.stage, report.alpha.alpha), default=None)
 
     def take_outbox(self) -> tuple[Payload, ...]:

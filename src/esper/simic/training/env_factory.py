@@ -52,6 +52,8 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
     """Build one env of a round from its own random streams."""
     config, task, fence = context.config, context.task, context.fences[env_id]
     model = build_model(context, round_index, env_id).to(fence.device)
+    # Lanes never emit: what happens in slots waits here and leaves with the step's outcome, so that
+    # events come in env order whichever lane is faster.
     outbox: list[Payload] = []
     configure_slot_telemetry(model, make_telemetry_callback(outbox))
     return ParallelEnvState(
@@ -70,6 +72,7 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
         ),
         seed_optimizers=SeedOptimizers(lr=config.seed_lr or task.seed_lr, momentum=task.momentum),
         scaler=torch.amp.GradScaler(fence.device.type) if context.uses_scaler else None,
+        # ln(classes) is the cross-entropy of guessing at random.
         governor=Governor(model, config.governor, math.log(task.host.num_classes)),
         signal_tracker=SignalTracker(),
         seed_generator=_generator(context, StreamPurpose.SEED_INIT, round_index, env_id),

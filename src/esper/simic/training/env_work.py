@@ -5,19 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.episodes import is_last_step
-from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
-    ActionExecutionResult,
     EnvEvidence,
-    EnvFailure,
     EnvTestResult,
     MemoryStats,
-    StepDecision,
 )
 from esper.runtime.batches import Batch
 from esper.simic.attribution.configurations import AblationPlan
 from esper.simic.telemetry.gradients import seed_anomalies
-from esper.simic.training.action_execution import execute_actions
+from esper.simic.training.action_execution import ActionWork
 from esper.simic.training.batch_ops import (
     TrainRules,
     materialize_train_pass,
@@ -33,7 +29,6 @@ from esper.simic.training.counterfactual_eval import (
 from esper.simic.training.env_factory import EnvFactoryContext, create_env_state
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.pass_evidence import PassReadings, observe_pass
-from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.fences import drain
 
 __all__ = ["TrainingWork"]
@@ -43,13 +38,11 @@ ValidationBatches = Callable[[], Iterable[Sequence[Batch]]]
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class TrainingWork:
+class TrainingWork(ActionWork):
     """Runs the passes of training; implements the engine's EnvWork."""
 
     context: EnvFactoryContext
     rules: TrainRules
-    action_rules: ActionRules
-    masker: ActionMasker
     validation: ValidationBatches
     testing: ValidationBatches | None = None
     """Iterates over the test split; None in training, which never uses it."""
@@ -62,6 +55,7 @@ class TrainingWork:
         """Reset the step's accumulators and put the network into training mode."""
         env.zero_accumulators()
         env.model.train()
+        # A seed may have been planted when the env was built, before the first tick.
         env.seed_optimizers.sync_with(env.model)
 
     def train_batch(self, env: ParallelEnvState, batch_index: int, batch: Batch) -> None:
@@ -103,23 +97,6 @@ class TrainingWork:
         )
         window = self.context.config.reward.escrow_stable_window
         return observe_pass(env, step, plan, readings, stable_window=window)
-
-    def apply(
-        self,
-        envs: Sequence[ParallelEnvState],
-        decision: StepDecision,
-        failures: list[EnvFailure],
-        beat: Callable[[], None],
-    ) -> ActionExecutionResult:
-        """Execute the decisions of a lane's envs and end the step."""
-        return execute_actions(
-            envs,
-            decision,
-            rules=self.action_rules,
-            masker=self.masker,
-            failures=failures,
-            beat=beat,
-        )
 
     def test(self, env: ParallelEnvState, beat: Callable[[], None]) -> EnvTestResult:
         """Measure the network on the test split, which no decision has used."""

@@ -50,6 +50,8 @@ class Accumulators:
 
     def add(self, loss: Tensor, correct: Tensor, total: int) -> None:
         """Add one batch, given its mean loss, without reading values from the device."""
+        # Weighted by size: the last batch of a pass may be smaller, and a mean of means would be
+        # off.
         self.loss += loss.detach() * total
         self.correct += correct
         self.total += total
@@ -149,4 +151,6 @@ class ParallelEnvState(EnvEpisode):
     def tick(self) -> None:
         """Advance every slot by one step, and the optimizers with them."""
         self.model.tick()
+        # At once, so that the next training pass steps a new seed and holds no reference to a
+        # removed one.
         self.seed_optimizers.sync_with(self.model)

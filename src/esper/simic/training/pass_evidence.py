@@ -47,6 +47,7 @@ def observe_pass(
         readings: what was measured.
         stable_window: steps whose lowest accuracy counts as the stable one.
     """
+    # First, because the reports in the evidence contain what was just measured.
     _note_attribution(env, readings.attribution)
     tracked = env.signal_tracker.observe(
         Measurement(
@@ -84,6 +85,8 @@ def _note_attribution(env: EnvEpisode, attribution: AttributionEvidence) -> None
         if slot.state is None:
             continue
         if seed is None:
+            # Not measured in this pass: the values of an earlier one would describe other
+            # neighbours.
             slot.record_interaction(None, None)
         else:
             slot.record_contribution(seed.contribution_pp)

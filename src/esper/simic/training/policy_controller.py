@@ -92,10 +92,13 @@ class PolicyController:
         """Reset the LSTM states and pending data, and seed the round's action stream."""
         self._round_index = round_index
         self.lstm_state = self.agent.initial_state()
+        # Per round, so that a resumed run samples as one that never stopped: no generator is saved.
         source = stream_seed(self.seed, purpose=StreamPurpose.ACTION, round=round_index)
         self._actions = torch.Generator().manual_seed(source)
         self._raw_obs.clear()
         self._pending = None
+        # Both normalisers are frozen until the round's updates, so one transfer serves the whole
+        # round.
         self._value_unit = materialize_value_unit(self.agent, self.reward_normalizer)
 
     def forget(self, env_ids: Iterable[int]) -> None:
@@ -150,6 +153,8 @@ class PolicyController:
         """Zero the LSTM state of reset envs; that of the others must match their open segment."""
         for row in rows:
             num_open = self.agent.buffer.num_open_steps(row.index)
+            # Updates unroll the LSTM over segments; if the rollout had carried its state any
+            # further or less far, ratios would be wrong without any sign of it.
             if row.num_steps != num_open:
                 raise ContractError(
                     f"env {row.index}: the policy's LSTM state spans {row.num_steps} steps, "
@@ -184,12 +189,16 @@ class PolicyController:
                 )
         rows = torch.tensor([env_id for env_id, _ in targets], device=self.agent.device)
         obs, blueprints = self._seen(after)
+        # With the LSTM state after the last step, which has seen everything but the state that is
+        # valued.
         values = self.agent.bootstrap_values(obs, blueprints, self.lstm_state.select(rows))
         buffer.set_bootstrap_values(targets, values)
 
     def learn(self, num_updates: int, check_cancelled: Callable[[], None]) -> PPOMetrics:
         """Run up to `num_updates` PPO updates on the round; normalisers are updated once."""
         if self._raw_obs:
+            # Once per round, after the rollout: during it all observations are normalised alike,
+            # and the update sees them as they were stored.
             self.obs_normalizer.update(torch.cat(self._raw_obs).to(self.agent.device))
         prepared = self.agent.prepare_round(self.reward_normalizer)
         update = partial(self._update, prepared, check_cancelled)

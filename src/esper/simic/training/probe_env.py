@@ -9,15 +9,11 @@ from esper.kasmina.seed import GerminationRequest
 from esper.leyline.actions import Blueprint, Tempo
 from esper.leyline.config import TrainingConfig
 from esper.leyline.episodes import episode_id_of, is_last_step
-from esper.leyline.legality import ActionRules
 from esper.leyline.messages import (
-    ActionExecutionResult,
     EnvEvidence,
-    EnvFailure,
     EnvTestResult,
     MemoryStats,
     Panic,
-    StepDecision,
 )
 from esper.leyline.payloads import Payload
 from esper.leyline.probes import ProbeHostSpec
@@ -26,11 +22,10 @@ from esper.simic.attribution.evidence import attribute_contributions
 from esper.simic.control.context import HandlerContext
 from esper.simic.probes.body import ProbeBody, ProbeSlot
 from esper.simic.probes.growth import Fate, draw_fate, loss_of
-from esper.simic.training.action_execution import execute_actions
+from esper.simic.training.action_execution import ActionWork
 from esper.simic.training.counterfactual_eval import build_ablation_plan
 from esper.simic.training.env_episode import EnvEpisode
 from esper.simic.training.pass_evidence import PassReadings, observe_pass
-from esper.tamiyo.masks import ActionMasker
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.vital_signs import VitalSigns, after_rollback, check_vital_signs
 
@@ -90,17 +85,16 @@ class ProbeEnv(EnvEpisode):
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class ProbeWork:
+class ProbeWork(ActionWork):
     """Runs the passes of a probe's envs; implements the engine's EnvWork without torch."""
 
     config: TrainingConfig
     spec: ProbeHostSpec
-    action_rules: ActionRules
-    masker: ActionMasker
 
     def build(self, round_index: int, env_id: int) -> ProbeEnv:
         """Build an env whose hidden draws come from its own stream."""
         config = self.config
+        # Drawn for the whole episode at its start, so that no draw depends on a decision.
         fate = draw_fate(
             self.spec,
             run_seed=config.seed,
@@ -176,23 +170,6 @@ class ProbeWork:
         beat()
         window = config.reward.escrow_stable_window
         return observe_pass(env, step, plan, readings, stable_window=window)
-
-    def apply(
-        self,
-        envs: Sequence[ProbeEnv],
-        decision: StepDecision,
-        failures: list[EnvFailure],
-        beat: Callable[[], None],
-    ) -> ActionExecutionResult:
-        """Execute the decisions of a lane's envs and end the step."""
-        return execute_actions(
-            envs,
-            decision,
-            rules=self.action_rules,
-            masker=self.masker,
-            failures=failures,
-            beat=beat,
-        )
 
     def test(self, env: ProbeEnv, beat: Callable[[], None]) -> EnvTestResult:
         """Return the accuracy that validation has seen: a probe has no splits."""

@@ -176,6 +176,7 @@ class Reporter:
             feeder_wait_s=self.feeder_wait_s,
             duration_s=summary.duration_s,
         )
+        # Throughput is of one round; the counters start again with the next.
         self.env_steps = self.train_samples = self.val_samples = 0
         self.feeder_wait_s = 0.0
 

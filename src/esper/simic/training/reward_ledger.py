@@ -68,12 +68,16 @@ class EpisodeLedger:
 
     def reward(self, evidence: EnvEvidence, outcome: EnvOutcome) -> RewardResult:
         """Compute and record the reward of a step."""
+        # The first validation comes after a first training pass; there is none of an untrained
+        # host.
         if self.start_accuracy_pct is None:
             self.start_accuracy_pct = evidence.signals.val_accuracy_pct
         inputs = self._inputs(evidence, outcome)
         result = compute_reward(inputs, self.scheme)
         self.memory = result.memory
         self.slots = _credited(outcome.slots, inputs.target_slot, result.total)
+        # Paid with the next step's reward: they follow from this step's end, which its reward has
+        # not seen.
         self.pending_auto_prunes, self.pending_credit = outcome.num_auto_prunes, 0.0
         self.is_restored = False
         self._note_scaffolds(evidence, outcome)
@@ -94,6 +98,8 @@ class EpisodeLedger:
         """
         num_forfeited = len(self.rewards) - self.segment_start
         if num_forfeited:
+            # A rollback undoes what the segment did, so nothing in it may have paid off; the
+            # penalty goes to its last step, from where the discount carries it back.
             kept = [*[0.0] * (num_forfeited - 1), penalty]
             self.rewards[self.segment_start :] = kept
             self.task_rewards[self.segment_start :] = kept
@@ -101,6 +107,8 @@ class EpisodeLedger:
         self.num_rollbacks += 1
         self.is_restored = True
         self.pending_auto_prunes += outcome.num_auto_prunes
+        # Shaping potentials restart at the restored state: their difference across a rollback would
+        # reward or punish the restoration itself.
         self.memory = memory_at(outcome.reports, self.scheme)
         self.slots = outcome.slots
         self._count(outcome)
@@ -116,6 +124,7 @@ class EpisodeLedger:
         accuracy = None if evidence is None else evidence.signals.val_accuracy_pct
         has_succeeded = accuracy is not None and accuracy >= success_accuracy_pct
         status = EpisodeStatus.SUCCESS if has_succeeded else EpisodeStatus.TIMEOUT
+        # The variance of recent rewards, mapped to (0, 1]: 1 is a constant reward.
         recent = self.rewards[-STABILITY_WINDOW:]
         variance = statistics.pvariance(recent) if recent else 0.0
         return EpisodeRecord(

@@ -1,6 +1,5 @@
 """Running a job: opens its directory and hub, and runs trainer and monitors on an event loop."""
 
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -28,11 +27,11 @@ from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.trainer_assembly import build_trainer
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.run_state import RunState
-from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.run_opening import command_for, open_hub, open_run_directory
 from esper.simic.training.run_result import TrainingResult
 from esper.tolaria.engine import WorkerEngine
-from esper.tolaria.stopping import StopFlag
+from esper.tolaria.event_loop import run_event_loop
+from esper.tolaria.stopping import CallerEvent, StopFlag
 from esper.tolaria.supervisor import stop_signals, supervise
 
 __all__ = ["Monitor", "RunJobOptions", "run_job"]
@@ -53,9 +52,9 @@ class RunJobOptions(TypedDict, total=False):
     """Where progress is printed; None prints none."""
     monitors: Sequence[Monitor]
     """What else shows the run, besides the console and server that `job.run` asks for."""
-    shutdown_event: threading.Event | None
+    shutdown_event: CallerEvent | None
     """Set it to stop the run at the next cancellation point."""
-    ready_event: threading.Event | None
+    ready_event: CallerEvent | None
     """Set when everything is built and the first round begins."""
 
 
@@ -117,7 +116,7 @@ async def _run(
     hub: TelemetryHub,
     engine: WorkerEngine,
     monitors: Sequence[Monitor],
-    ready_event: threading.Event | None,
+    ready_event: CallerEvent | None,
 ) -> RunState:
     # Set here, because a loop on another thread does not inherit the caller's hub.
     with use_hub(hub):
@@ -129,7 +128,7 @@ async def _run_trainer(
     hub: TelemetryHub,
     engine: WorkerEngine,
     monitors: Sequence[Monitor],
-    ready_event: threading.Event | None,
+    ready_event: CallerEvent | None,
 ) -> RunState:
     control = await start_control(setup)
     trainer = build_trainer(setup, hub, engine, control)

@@ -63,6 +63,8 @@ def plant(model: MorphogeneticModel, seed: PlantedSeed, generator: torch.Generat
     )
     outcome = model.germinate(seed.slot_id, request, generator)
     assert outcome.state is not None, f"slot {seed.slot_id} of a new model is empty"
+    # Germinated first, for its modules, then put into its stage directly: the gates in between ask
+    # for measurements that a planted seed does not have.
     state = msgspec.structs.replace(
         outcome.state,
         stage=seed.stage,
@@ -103,5 +105,7 @@ class StaticWork(TrainingWork):
             plant(env.model, seed._replace(stage=Stage.FOSSILIZED), env.seed_generator)
         # These seeds are not the result of a decision, so their events are dropped.
         env.outbox.clear()
+        # The first snapshot was taken before the seeds, and a rollback needs the weights of every
+        # fossil.
         env.governor.take_snapshot()
         return env

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from esper.leyline.messages import StepDecision, StepEvidence, StepOutcome, StepRecord
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.control import Control, RoundResult
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.lanes import Lane
 
 __all__ = ["ControlThread", "StepResult", "run_step"]
@@ -65,7 +65,7 @@ class StepResult:
 
 
 async def run_step(
-    engine: Engine,
+    engine: WorkerEngine,
     control: ControlThread,
     step: int,
     *,
@@ -86,6 +86,7 @@ async def run_step(
         await engine.train_pass(step)
     with profiler.phase("validate"):
         evidence = await engine.validate_pass(step)
+        # Inside the phase: outside, the time that it takes would belong to none.
         await after_validation(evidence)
     with profiler.phase("decide"):
         decision = await control.decide(evidence)

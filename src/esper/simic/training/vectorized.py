@@ -5,7 +5,6 @@ The names that tests and users may replace (`get_hub`, `RewardNormalizer`, `Shar
 here when a run is put together.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO, TypeAlias, Unpack
@@ -30,6 +29,7 @@ from esper.simic.training.checkpoints.resuming import resolve_job
 from esper.simic.training.run import RunJobOptions
 from esper.simic.training.run_opening import POLICY_COMMAND
 from esper.simic.training.run_result import TrainingHistory, TrainingResult
+from esper.tolaria.stopping import CallerEvent
 
 __all__ = ["POLICY_COMMAND", "run_job", "train_ppo_vectorized"]
 
@@ -116,8 +116,8 @@ def train_ppo_vectorized(
     serve_origins: Sequence[str] = DEFAULTS.serve_origins,
     quiet: bool = DEFAULTS.quiet,
     watch: TextIO | None = None,
-    ready_event: threading.Event | None = None,
-    shutdown_event: threading.Event | None = None,
+    ready_event: CallerEvent | None = None,
+    shutdown_event: CallerEvent | None = None,
 ) -> tuple[PPOAgent, TrainingHistory]:
     """Train a policy that decides what grows; return its agent and the summaries of its rounds.
 

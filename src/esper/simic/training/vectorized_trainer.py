@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from esper.leyline.errors import (
@@ -37,11 +36,12 @@ from esper.simic.telemetry.traces import StepTracer
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.control import RoundResult
-from esper.simic.training.probes import RunProbes
+from esper.simic.training.diagnostics import RunDiagnostics
 from esper.simic.training.reporter import Reporter, RoundFigures
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread, StepResult, run_step
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import WorkerEngine
+from esper.tolaria.event_loop import run_blocking
 
 __all__ = ["VectorizedPPOTrainer"]
 
@@ -52,12 +52,12 @@ T = TypeVar("T")
 class VectorizedPPOTrainer:
     """Runs the rounds of many envs; its collaborators do the work."""
 
-    engine: Engine
+    engine: WorkerEngine
     control: ControlThread
     schedule: Schedule
     reporter: Reporter
     checkpointer: Checkpointer
-    probes: RunProbes
+    diagnostics: RunDiagnostics
     tracer: StepTracer
     state: RunState
     _round_started_s: float = 0.0
@@ -84,10 +84,13 @@ class VectorizedPPOTrainer:
     async def begin(self, started: TrainingStarted) -> None:
         """Emit the first event and save the initial checkpoint, unless the run is resumed."""
         await self.tracer.start()
+        # A run that is killed in its first round can then be resumed from the initial weights.
         if self.checkpointer.resumed is None:
             await self.reporter.emit(started)
             await self.save(is_best=False)
             return
+        # A run may end between a checkpoint and the event that announces it; the log gets the event
+        # now, so that it equals that of a run that never stopped.
         announcement = self.checkpointer.announce_again()
         if announcement is not None:
             await self.reporter.emit(announcement)
@@ -110,6 +113,7 @@ class VectorizedPPOTrainer:
 
     async def learn(self, round_index: int) -> RoundResult:
         """Update the controller on the finished round, while the envs of the next one start."""
+        # Workers build the envs of the next round while the policy learns: neither needs the other.
         if self.schedule.has_next(round_index):
             self.engine.start_round(round_index + 1)
         with self.reporter.profiler.phase("learn"):
@@ -117,6 +121,8 @@ class VectorizedPPOTrainer:
 
     async def _save_best_network(self, evidence: StepEvidence) -> None:
         """In the last step, save the best network as it was validated, if it is the run's best."""
+        # Before the last decision: afterwards the network would no longer be the one that was
+        # validated.
         if not self.schedule.is_last(evidence.step):
             return
         best, known = self.checkpointer.best_env_of(evidence), self.state.best_env
@@ -124,12 +130,14 @@ class VectorizedPPOTrainer:
             return
         network = await self.engine.snapshot(best.env_id)
         if network is not None:
+            # On the control thread, as writing a file would block the event loop.
             await self.control.run(self.checkpointer.save_grown, network)
             self.state = msgspec.structs.replace(self.state, best_env=best)
 
     async def publish(self, done: StepResult) -> None:
         """Publish the events of a step; raise if no env is left."""
         evidence, outcome = done.evidence, done.outcome
+        # Failures to build have no step of their own; a round without a step would lose them.
         failures = (*self._unbuilt, *evidence.failures)
         self._unbuilt = ()
         await self.reporter.step(
@@ -137,9 +145,10 @@ class VectorizedPPOTrainer:
             done.decision,
             outcome,
             done.record,
-            await self._ask(EventType.OBSERVATION_STATS, self.probes.observation_stats),
+            await self._ask(EventType.OBSERVATION_STATS, self.diagnostics.observation_stats),
         )
         self._note_seeds(outcome)
+        # After the step's events, so that a trace holds a whole step.
         await self.tracer.finish_step(outcome.round, outcome.step)
         if all(env is None for env in outcome.envs):
             raise RunFailedError(
@@ -150,10 +159,14 @@ class VectorizedPPOTrainer:
     async def finish_round(self, round_index: int, result: RoundResult) -> None:
         """Summarize the round, publish its events, and save a checkpoint if one is due."""
         update = self._update_event(result)
+        # Judged before the round is reported: an anomaly escalates the level that its own events
+        # are emitted at.
         alarms = self._judge(result, update)
         self.reporter.escalate(has_anomaly=bool(alarms))
         summary = self._summary(round_index, result, update)
-        layers = await self._ask(EventType.LAYER_GRADIENTS_COLLECTED, self.probes.layer_gradients)
+        layers = await self._ask(
+            EventType.LAYER_GRADIENTS_COLLECTED, self.diagnostics.layer_gradients
+        )
         figures = RoundFigures(
             summary=summary,
             update=update,
@@ -164,6 +177,7 @@ class VectorizedPPOTrainer:
             memory=self.engine.memory(),
         )
         await self.reporter.round(result, figures)
+        # Compared with the state before this round is part of it.
         is_best = self.checkpointer.is_best(summary, self.state)
         self.state = msgspec.structs.replace(
             self.state.after_round(summary), escalation=self.reporter.escalation
@@ -171,7 +185,10 @@ class VectorizedPPOTrainer:
         if self.checkpointer.is_due(self.state.rounds_completed, self.schedule.num_rounds):
             await self.save(is_best=is_best)
         else:
+            # Kept in memory: if the run ends before the next checkpoint is due, this one is
+            # written.
             await self.control.run(self.checkpointer.stage, self.state, is_best=is_best)
+        # Last, so that the checkpoint of the round exists and its events are in the log.
         self._halt_if_numbers_fail()
 
     async def save(self, *, is_best: bool) -> None:
@@ -193,18 +210,19 @@ class VectorizedPPOTrainer:
             final_accuracy_pct=self.state.final_accuracy_pct,
             duration_s=time.monotonic() - began_s,
         )
-        with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
-            await anyio.to_thread.run_sync(self.checkpointer.commit_staged)
+        # Each part has a scope of its own: if one fails or is cut off, the next is still tried.
+        with contextlib.suppress(EsperError):
+            await run_blocking(self.checkpointer.commit_staged)
         with anyio.CancelScope(shield=True), contextlib.suppress(EsperError):
             await self.tracer.stop()
         with anyio.CancelScope(shield=True), contextlib.suppress(TelemetryLostError):
             await self.reporter.emit(finished)
 
-    async def _ask(self, event_type: EventType, probe: Callable[[], T]) -> T | None:
+    async def _ask(self, event_type: EventType, diagnose: Callable[[], T]) -> T | None:
         """Run a diagnostic on the control thread if its event would be emitted."""
         if not self.reporter.wants(event_type):
             return None
-        return await self.control.run(probe)
+        return await self.control.run(diagnose)
 
     def _update_event(self, result: RoundResult) -> PPOUpdateCompleted | None:
         metrics = result.metrics
@@ -219,7 +237,8 @@ class VectorizedPPOTrainer:
         if metrics is None:
             return ()
         if update is not None:
-            anomalies, alarms = detect_anomalies(known, update, self.probes.unstable(update))
+            anomalies, alarms = detect_anomalies(known, update, self.diagnostics.unstable(update))
+        # No optimizer step because of NaN or infinity, as opposed to a round without a decision.
         elif metrics.num_finiteness_skips:
             anomalies, alarm = note_skipped_update(known, metrics.nonfinite)
             alarms = (alarm,)
@@ -274,6 +293,7 @@ class VectorizedPPOTrainer:
 def _ending_of(error: BaseException) -> tuple[str, str]:
     if isinstance(error, InterruptedRunError):
         return "interrupted", str(error)
+    # The trainer is cancelled only if its task group is, and that only by the failure of a sibling.
     if isinstance(error, anyio.get_cancelled_exc_class()):
         return "failed", "a task that runs beside the training has failed"
     return "failed", str(error) if isinstance(error, EsperError) else repr(error)

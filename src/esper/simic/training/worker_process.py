@@ -37,6 +37,7 @@ def serve(descriptors: Sequence[int]) -> int:
     data = wire.receive()
     if data is None:
         return ExitCode.FAILED
+    # Before the lanes: it holds for threads that start from now on.
     share_one_heap()
     try:
         with one_thread_per_worker():

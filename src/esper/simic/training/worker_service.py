@@ -59,6 +59,7 @@ class WorkerService:
         answer: Future[WorkerMessage] = Future()
         match message:
             case Request(seq=seq, command=command):
+                # A message lost or doubled on the way would shift all replies by one.
                 if seq != self._num_requests:
                     raise UnreadableMessageError(
                         f"is request {seq} where request {self._num_requests} was due"
@@ -70,6 +71,8 @@ class WorkerService:
                 self._stop.set(reason)
                 return None
             case StacksRequest():
+                # Answered by the receiving thread, not by a lane: it is asked because a lane does
+                # not answer.
                 answer.set_result(Stacks(stacks=lane_stacks(self._worker.lanes)))
             case BeatsRequest():
                 answer.set_result(Beats(beats=self._pulse.read()))
@@ -108,6 +111,7 @@ def start_service(
         )
         identity = worker_identity(setup)
     except EsperError as error:
+        # A user's mistake is reported as the driver would report it, not as a lost worker.
         return WorkerRefused(message=str(error), exit_code=int(error.exit_code)), None
     return_free_memory()
     return WorkerReady(identity=identity), WorkerService(worker, pulse, stop, settings)

@@ -80,6 +80,7 @@ class RandomController:
         return Random(source)
 
     def _draw(self, reports: tuple[SeedReport, ...], random: Random) -> ActionSpec:
+        # All heads are drawn, used or not, so that an env's next draws do not depend on the op.
         request = ActionSpec(
             slot_id=self.rules.slot_ids[0],
             blueprint=random.choice(BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]),
@@ -90,6 +91,8 @@ class RandomController:
             alpha_curve=random.choice(list(CurveChoice)),
         )
         targets = {op: self._targets(msgspec.structs.replace(request, op=op), reports) for op in Op}
+        # The op first: over all actions at once, ops with many legal slots would be chosen more
+        # often.
         return random.choice(random.choice([legal for legal in targets.values() if legal]))
 
     def _targets(self, request: ActionSpec, reports: tuple[SeedReport, ...]) -> list[ActionSpec]:

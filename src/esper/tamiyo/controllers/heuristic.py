@@ -119,7 +119,11 @@ class HeuristicController:
             if report.stage is not Stage.FOSSILIZED and report.stage not in COOLDOWN_STAGES
         ]
         memory.idle_steps = 0 if living else memory.idle_steps + 1
+        # One seed at a time: with two, a change of the host's accuracy could not be traced to
+        # either.
         request = self._for_seed(living[0]) if living else self._germination(env, memory, step)
+        # Its thresholds know nothing of gates, ages and ramps; what is refused now is tried again
+        # later.
         if not is_legal(request, env.reports, self.rules):
             return self._wait()
         if request.op is Op.PRUNE:

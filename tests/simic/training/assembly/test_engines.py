@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.simic.training.runs import tiny_job
+from tests.builders.tiny_runs import tiny_job
 from tests.simic.training.worker_runs import digits_job
 
 from esper.leyline.config import EngineKind, Job

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.fingerprints import digest_of
 from tests.simic.training.disks import DiskWithoutLinks, FailingDisk
-from tools.soak.fingerprints import digest_of
 
 from esper.leyline.errors import ExitCode, RunFailedError, UnreadableFileError
 from esper.simic.training.checkpoints.checkpoint_store import (

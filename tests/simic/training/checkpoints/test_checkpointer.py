@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from tests.builders.tiny_runs import tiny_job
 from tests.kasmina.bodies import CNN, EAGER
-from tests.simic.training.runs import tiny_job
 
 from esper.leyline.errors import TelemetryLostError
 from esper.leyline.payloads import RunFinished

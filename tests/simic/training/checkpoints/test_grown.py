@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.builders.tiny_runs import tiny_run
+from tests.builders.tiny_tasks import TINY, TINY_LM
 from tests.kasmina.bodies import BLUEPRINT, CNN, SPECS, disturb, grown, inputs, plant
-from tests.simic.training.runs import TINY, TINY_LM, tiny_run
 from torch import Tensor, nn
 
 import esper

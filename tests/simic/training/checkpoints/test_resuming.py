@@ -10,17 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.builders.fingerprints import digest_of
+from tests.builders.tiny_runs import tiny_job, tiny_run
+from tests.builders.tiny_tasks import TINY_LM
 from tests.simic.training.disks import FailingDisk
-from tests.simic.training.runs import (
-    TINY_LM,
-    last_checkpoint,
-    lines_of,
-    operational_events,
-    tiny_job,
-    tiny_run,
-    weights_digest,
-)
-from tools.soak.fingerprints import digest_of
+from tests.simic.training.runs import last_checkpoint, lines_of, operational_events, weights_digest
 
 from esper.karn.view.view_feed import read_run
 from esper.leyline.config import Job, TrainingConfig

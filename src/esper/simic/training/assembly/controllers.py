@@ -1,5 +1,7 @@
 """Building the controller of a run: a policy, fresh or from a checkpoint, or a fixed rule."""
 
+from dataclasses import dataclass
+
 import torch
 
 from esper.leyline.config import CompileMode, Job
@@ -45,10 +47,11 @@ def build_controller(
             return PeriodicController(rules)
         case "heuristic":
             return HeuristicController(rules)
+    builder = _PolicyBuilder(job, device, parts)
     if resumed is None:
-        return _policy_around(_new_agent(job, device, parts), job, device, parts)
+        return builder.new()
     try:
-        return _restored_policy(resumed, job, device, parts)
+        return builder.restored(resumed)
     except UsageError:
         raise
     # Damaged or foreign contents may raise anything.
@@ -59,42 +62,49 @@ def build_controller(
         ) from None
 
 
-def _policy_around(
-    agent: PPOAgent, job: Job, device: torch.device, parts: RunParts
-) -> PolicyController:
-    config = job.training
-    mode = compile_mode_for(config.compile_mode, device)
-    if mode is not CompileMode.OFF:
-        agent.network.compile_step(mode.value)
-    return PolicyController(
-        agent=agent,
-        obs_normalizer=ObservationNormalizer(observation_size(len(config.slots)), device),
-        reward_normalizer=parts.reward_normalizer(device),
-        slot_ids=config.slots,
-        seed=config.seed,
-    )
+@dataclass(frozen=True, slots=True)
+class _PolicyBuilder:
+    """Builds the policy of a job on its device."""
 
+    job: Job
+    device: torch.device
+    parts: RunParts
 
-def _restored_policy(
-    resumed: LoadedRun, job: Job, device: torch.device, parts: RunParts
-) -> PolicyController:
-    agent = parts.agent.load(resumed.path, device=device, checkpoint=resumed.controller)
-    policy = _policy_around(agent, job, device, parts)
-    if resumed.controller is not None:
-        policy.load_state_dict(resumed.controller)
-    stored = resumed.job.training
-    policy.agent.check_fits(n_envs=stored.n_envs, num_steps=stored.max_epochs)
-    return policy
+    def new(self) -> PolicyController:
+        """Return a policy with initial weights."""
+        config = self.job.training
+        source = stream_seed(config.seed, purpose=StreamPurpose.POLICY_INIT)
+        anneal = calculate_entropy_anneal_steps(config.entropy_anneal_episodes, config.n_envs)
+        obs_dim = observation_size(len(config.slots))
+        agent = self.parts.agent.build(
+            ppo_config_from(config, obs_dim=obs_dim, entropy_anneal_updates=anneal),
+            generator=torch.Generator().manual_seed(source),
+            device=self.device,
+        )
+        return self._around(agent)
 
+    def restored(self, resumed: LoadedRun) -> PolicyController:
+        """Return the policy of a checkpoint."""
+        agent = self.parts.agent.load(
+            resumed.path, device=self.device, checkpoint=resumed.controller
+        )
+        policy = self._around(agent)
+        if resumed.controller is not None:
+            policy.load_state_dict(resumed.controller)
+        stored = resumed.job.training
+        policy.agent.check_fits(n_envs=stored.n_envs, num_steps=stored.max_epochs)
+        return policy
 
-def _new_agent(job: Job, device: torch.device, parts: RunParts) -> PPOAgent:
-    config = job.training
-    source = stream_seed(config.seed, purpose=StreamPurpose.POLICY_INIT)
-    anneal = calculate_entropy_anneal_steps(config.entropy_anneal_episodes, config.n_envs)
-    return parts.agent.build(
-        ppo_config_from(
-            config, obs_dim=observation_size(len(config.slots)), entropy_anneal_updates=anneal
-        ),
-        generator=torch.Generator().manual_seed(source),
-        device=device,
-    )
+    def _around(self, agent: PPOAgent) -> PolicyController:
+        config = self.job.training
+        mode = compile_mode_for(config.compile_mode, self.device)
+        if mode is not CompileMode.OFF:
+            agent.network.compile_step(mode.value)
+        obs_dim = observation_size(len(config.slots))
+        return PolicyController(
+            agent=agent,
+            obs_normalizer=ObservationNormalizer(obs_dim, self.device),
+            reward_normalizer=self.parts.reward_normalizer(self.device),
+            slot_ids=config.slots,
+            seed=config.seed,
+        )

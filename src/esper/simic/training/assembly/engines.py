@@ -1,8 +1,7 @@
 """Building the engine of a run: which kind of workers it has, how many, and how they start."""
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -29,7 +28,7 @@ from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.process_port import ProcessPort
 from esper.tolaria.ray_cluster import RayCluster
 from esper.tolaria.ray_port import RayPort
-from esper.tolaria.replay import ReplayingPort
+from esper.tolaria.replay import start_ports
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["EngineChoice", "build_engine", "choose_engine"]
@@ -166,27 +165,13 @@ def build_engine(
             [worker], num_envs=num_envs, is_queued_ahead=not setup.job.run.profiler.torch
         )
     make_port = _process_port if choice.kind is EngineKind.PROCESSES else _ray_port
+    # Computed once from the driver's own data, and compared with what every worker has loaded.
     identity = worker_identity(setup)
     starts = [
         partial(_start, make_port, spec, setup.stop, identity)
         for spec in _specs(setup, choice, planted)
     ]
-    return WorkerEngine(_started(starts), num_envs=num_envs)
-
-
-def _started(starts: Sequence[Callable[[], Port]]) -> list[Port]:
-    """Start all workers at once; if one cannot be started, end the others."""
-    with ThreadPoolExecutor(len(starts), "worker start") as pool:
-        calls = [
-            pool.submit(ReplayingPort, start, index=index) for index, start in enumerate(starts)
-        ]
-    broken = [call for call in calls if call.exception() is not None]
-    if broken:
-        for call in calls:
-            if call not in broken:
-                call.result().close()
-        broken[0].result()
-    return [call.result() for call in calls]
+    return WorkerEngine(start_ports(starts), num_envs=num_envs)
 
 
 def _specs(setup: WorkerSetup, choice: EngineChoice, topologies: Topologies) -> "list[WorkerSpec]":

@@ -74,6 +74,7 @@ def prepare_run(
         parts: what the run is put together from.
         dataset: the job's data, if already loaded.
     """
+    # Devices and checkpoint before the data: a typing mistake should not cost a download.
     device = resolve_device(job.training.device)
     controller = build_controller(
         job,
@@ -97,6 +98,7 @@ def prepare_run(
 def grown_header(setup: RunSetup) -> GrownHeader:
     """Return what has to be known of the networks that a setup grows."""
     config, scale = setup.job.training, setup.worker.dataset.pixel_scale
+    # A host that a task builds itself has no description from which it could be built again.
     is_custom = registered_task(config.task).build_host is not None
     return GrownHeader(
         task=config.task,

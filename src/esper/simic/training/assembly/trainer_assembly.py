@@ -1,4 +1,4 @@
-"""The trainer of a run with its schedule, checkpoints, reports and probes."""
+"""The trainer of a run with its schedule, checkpoints, reports and diagnostics."""
 
 from pathlib import Path
 from typing import Final
@@ -13,14 +13,14 @@ from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.grown import GrownWriter
 from esper.simic.training.checkpoints.run_state import RunState
-from esper.simic.training.probes import RunProbes
+from esper.simic.training.diagnostics import RunDiagnostics
 from esper.simic.training.reporter import Reporter
 from esper.simic.training.reward_ledger import rollback_penalty
 from esper.simic.training.schedule import Schedule
 from esper.simic.training.step import ControlThread
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo.tracker import TrackerRules
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import WorkerEngine
 
 __all__ = ["GROWN_FILE", "build_trainer"]
 
@@ -29,11 +29,12 @@ GROWN_FILE: Final = "grown.pt"
 
 
 def build_trainer(
-    setup: RunSetup, hub: TelemetryHub, engine: Engine, control: ControlThread
+    setup: RunSetup, hub: TelemetryHub, engine: WorkerEngine, control: ControlThread
 ) -> VectorizedPPOTrainer:
     """Build the trainer of a run with its checkpoints and reports."""
     config, run, resumed = setup.job.training, setup.job.run, setup.resumed
     learner = setup.learner
+    # Counters, anomalies and escalation continue too, so that a resumed log equals an unbroken one.
     state = RunState() if resumed is None else resumed.state
     store = CheckpointStore(
         hub.run_dir / CHECKPOINTS_DIRECTORY,
@@ -68,7 +69,7 @@ def build_trainer(
             resumed=resumed,
             grown=GrownWriter(hub.run_dir / GROWN_FILE, grown_header(setup)),
         ),
-        probes=RunProbes(
+        diagnostics=RunDiagnostics(
             learner=learner,
             collect_layers=setup.worker.parts.collect_layers,
             check_stability=setup.worker.parts.check_stability,

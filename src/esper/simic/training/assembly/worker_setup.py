@@ -2,9 +2,8 @@
 
 import hashlib
 import platform
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,6 +24,7 @@ from esper.simic.training.assembly.machine import machine_kind
 from esper.simic.training.assembly.parts import RunParts
 from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.fences import transfer_to
+from esper.tolaria.sharing import BuiltOnce
 from esper.tolaria.stopping import StopFlag
 from esper.version import __version__
 
@@ -39,22 +39,6 @@ __all__ = [
 ]
 
 VALIDATION_BATCH: Final = 256
-
-
-@dataclass(eq=False, slots=True)
-class _BuiltOnce:
-    """Builds an iterator when it is first needed, once for all lanes."""
-
-    build: Callable[[], SharedBatchIterator]
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _built: SharedBatchIterator | None = None
-
-    def __call__(self) -> SharedBatchIterator:
-        """Return the iterator."""
-        with self._lock:
-            if self._built is None:
-                self._built = self.build()
-            return self._built
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +131,7 @@ def prepare_worker(
             augment=is_augmented(dataset, config),
         ),
         val_batches=iterator(batch_size_per_env=VALIDATION_BATCH, part=Part.VAL),
-        test_batches=_BuiltOnce(
+        test_batches=BuiltOnce(
             partial(iterator, batch_size_per_env=VALIDATION_BATCH, part=Part.TEST)
         ),
         rules=action_rules(job, task),
@@ -188,6 +172,7 @@ def materialize_data_digest(dataset: TensorDataset) -> str:
     digest = hashlib.sha256()
     for split in (dataset.train, dataset.val, dataset.test):
         for tensor in (split.inputs, split.targets):
+            # With type and shape: the same bytes could be another tensor.
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
     digest.update(repr((dataset.pixel_scale, dataset.crop_padding)).encode())

@@ -61,6 +61,7 @@ class CheckpointStore:
             self._write(self.directory / BEST_FILE, data, twin=path)
         if self.copy_to is not None:
             self._write(self.copy_to, data)
+        # After the new one is on disk; at no time are there fewer than the promised number.
         for old in self._rounds()[:-NUM_KEPT]:
             self.files.remove(self._path_of(old))
         return SavedCheckpoint(path=path, num_bytes=len(data))
@@ -108,6 +109,7 @@ class CheckpointStore:
 
     def _rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in order; other files are ignored."""
+        # By the exact name: temporary files and copies that a user has made must not be deleted.
         found = (_NAME.fullmatch(path.name) for path in self.directory.glob(f"{_PREFIX}*.pt"))
         numbers = sorted(int(match[1]) for match in found if match is not None)
         return [number for number in numbers if self._path_of(number).is_file()]
@@ -135,6 +137,8 @@ def read_tensors(path: Path, what: str) -> object:
     """
     if path.exists() and not path.is_file():  # reading a pipe or a device might never end
         raise UnreadableFileError(path, f"not a {what} of Esper: not a regular file")
+    # Read once and checked in memory: a file that is replaced meanwhile cannot be checked as one
+    # thing and loaded as another.
     data = read_limited(path, MAX_CHECKPOINT_BYTES, what)
     try:
         # torch does not verify the archive's checksums, and would load a flipped bit as a weight.

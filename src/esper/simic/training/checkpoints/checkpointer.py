@@ -120,6 +120,8 @@ class Checkpointer:
 
     def save(self, state: RunState, *, is_best: bool) -> CheckpointSaved:
         """Flush the log to disk, then write the checkpoint that refers to it."""
+        # Taken before the flush: the checkpoint refers to the last event emitted so far, and the
+        # flush puts at least that on disk.
         header = self._header(state, is_best=is_best, is_announced=True)
         self.hub.flush()
         saved = self.store.save(self._encoded(header), state.rounds_completed, is_best=is_best)
@@ -148,6 +150,8 @@ class Checkpointer:
         try:
             self.hub.flush()
         except TelemetryLostError as error:
+            # The disk failed later than the event that the checkpoint refers to, so it may still be
+            # written.
             if error.last_seq is None or error.last_seq < staged.log_seq:
                 raise
         self.store.save(staged.data, staged.rounds_completed, is_best=False)
@@ -156,6 +160,7 @@ class Checkpointer:
         """Return the CHECKPOINT_SAVED event of the resumed checkpoint, or None if it had none."""
         loaded = self.resumed
         assert loaded is not None, "this run was not resumed"
+        # Written when the run ended, without an event; announcing it now would add one to the log.
         if not loaded.header.is_announced:
             return None
         saved = SavedCheckpoint(path=loaded.path, num_bytes=loaded.num_bytes)

@@ -58,6 +58,7 @@ def materialize_grown_state(model: MorphogeneticModel) -> dict[str, Any]:
     Call only after the fence: the copies synchronize with the device.
     """
     state = model.state()
+    # A seed in training, or with alpha 0, does not change the output and would only be ballast.
     kept = set(model.blended_slots())
     prefixes = ("host.", *(f"slots.{slot_id}." for slot_id in sorted(kept)))
     return {
@@ -115,6 +116,7 @@ def load_grown(path: Path | str) -> nn.Module:
     host = _build_host(header, path, torch.Generator())
     set_dropout = getattr(host, "set_dropout_generator", None)
     if set_dropout is not None:
+        # A user who trains the network further would otherwise get an error from its dropout.
         set_dropout(torch.Generator().manual_seed(0))
     try:
         model = MorphogeneticModel(host, header.slots, header.lifecycle)

@@ -52,6 +52,7 @@ def resolve_job(layers: Sequence[tuple[str, Layer]]) -> tuple[Job, LoadedRun | N
     task = job.training.task if any(_names_task(layer) for _, layer in layers) else None
     path = find_latest(Path(job.run.telemetry_dir), task) if wanted == "latest" else Path(wanted)
     loaded = load_run(path)
+    # As the lowest layer: what the user gives stays visible on top, and can be compared with it.
     stored: Layer = {"training": msgspec.to_builtins(loaded.job.training)}
     merged, _ = merge_job((str(path), stored), *layers, tasks=all_tasks())
     check_resumable(loaded.job.training, merged.training)
@@ -203,6 +204,7 @@ def _rewind(run_dir: Path, loaded: LoadedRun, claim: LogClaim) -> int:
     try:
         apply_cut(claim, cut)
     except BaseException:
+        # The log is uncut, so the rounds of these checkpoints are still in it.
         store.put_back(later)
         raise
     return cut.num_events_cut

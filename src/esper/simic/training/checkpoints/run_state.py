@@ -92,11 +92,13 @@ def best_env_of(evidence: StepEvidence, *, by_loss: bool) -> BestEnv | None:
     scores = {
         env.env_id: -env.signals.val_loss if by_loss else env.signals.val_accuracy_pct
         for env in evidence.envs
+        # A network that is about to be rolled back is not worth keeping, whatever its accuracy.
         if env is not None and env.panic is None
     }
     finite = {env_id: score for env_id, score in scores.items() if math.isfinite(score)}
     if not finite:
         return None
+    # max returns the first of equals, and envs are in order: the choice does not depend on lanes.
     env_id = max(finite, key=lambda item: finite[item])
     return BestEnv(round=evidence.round, env_id=env_id, score=finite[env_id])
 

@@ -1,4 +1,4 @@
-"""Runs a coroutine from synchronous code, also if the caller's thread already runs a loop."""
+"""Between synchronous code and the event loop: starting a loop, and blocking calls beside it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 
 from esper.tolaria.stopping import StopFlag
 
-__all__ = ["run_event_loop"]
+__all__ = ["run_blocking", "run_event_loop"]
 
 T = TypeVar("T")
 
@@ -32,6 +33,16 @@ def run_event_loop(main: Callable[[], Coroutine[Any, Any, T]], stop: StopFlag) -
         except KeyboardInterrupt:
             stop.set("interrupted")
             return running.result()
+
+
+async def run_blocking(call: Callable[[], object]) -> None:
+    """Run a call that blocks, such as a write to disk, on a pooled thread while the loop goes on.
+
+    It cannot be cancelled: the caller waits for its end even if it is cancelled meanwhile.
+    """
+    # run_sync waits for its thread in any case, but would not start one for a cancelled caller.
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(call)
 
 
 def _run_afresh(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -12,7 +12,7 @@ from esper.simic.telemetry.gradients import materialize_facts
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.features import BASE_FEATURES
 
-__all__ = ["RunProbes"]
+__all__ = ["RunDiagnostics"]
 
 HOST_FEATURES = 13
 """Base features that describe the host; the others describe its context."""
@@ -21,7 +21,7 @@ NEAR_CLIP = 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunProbes:
+class RunDiagnostics:
     """Diagnostics of one run; most are empty for a controller that does not learn."""
 
     learner: PolicyController | None

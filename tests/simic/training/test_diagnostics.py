@@ -8,12 +8,12 @@ from tests.simic.telemetry.updates import update
 from tests.simic.training.builders import Play, make_control, small_policy
 
 from esper.simic.telemetry.gradients import check_numerical_stability, collect_per_layer_gradients
+from esper.simic.training.diagnostics import RunDiagnostics
 from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.probes import RunProbes
 
 
-def probes(learner: PolicyController | None = None) -> RunProbes:
-    return RunProbes(
+def diagnostics(learner: PolicyController | None = None) -> RunDiagnostics:
+    return RunDiagnostics(
         learner=learner,
         collect_layers=collect_per_layer_gradients,
         check_stability=check_numerical_stability,
@@ -28,7 +28,7 @@ def test_observations_are_summed_up_group_by_group() -> None:
     seen[1, 23], seen[1, 24], seen[1, 25] = 4.0, math.nan, math.inf
     learner.last_observation = seen
 
-    reported = probes(learner).observation_stats()
+    reported = diagnostics(learner).observation_stats()
 
     assert reported.host_mean == pytest.approx(10.0 / 13)
     assert reported.host_std == pytest.approx(math.sqrt(100 / 13 - (10 / 13) ** 2))
@@ -45,7 +45,7 @@ def test_drift_is_how_far_the_normaliser_has_moved_from_where_it_began() -> None
     learner.last_observation = torch.zeros(1, learner.obs_normalizer.mean.numel())
     learner.obs_normalizer.update(torch.full((3, learner.obs_normalizer.mean.numel()), 2.0))
 
-    drift = probes(learner).observation_stats().normalization_drift
+    drift = diagnostics(learner).observation_stats().normalization_drift
     assert drift == pytest.approx(2.0)
 
 
@@ -56,20 +56,20 @@ def test_after_an_update_every_layer_that_was_trained_has_a_gradient_to_look_at(
     play.control.learn()
     network = play.control.learner.agent.network
 
-    layers = probes(play.control.learner).layer_gradients()
+    layers = diagnostics(play.control.learner).layer_gradients()
 
     assert {layer.layer for layer in layers} == {name for name, _ in network.named_parameters()}
     assert sum(layer.norm > 0 for layer in layers) > len(layers) / 2
 
 
 def test_a_controller_that_does_not_learn_has_nothing_to_look_at() -> None:
-    assert probes().layer_gradients() == ()
-    assert probes().observation_stats() is None
-    assert probes(small_policy()).observation_stats() is None
+    assert diagnostics().layer_gradients() == ()
+    assert diagnostics().observation_stats() is None
+    assert diagnostics(small_policy()).observation_stats() is None
 
 
 def test_only_measured_figures_can_be_unstable() -> None:
     spoilt = update(value_loss=math.nan, ratio_max=math.inf, entropy=None)
 
-    assert probes().unstable(spoilt) == ("value_loss", "ratio_max")
-    assert probes().unstable(update()) == ()
+    assert diagnostics().unstable(spoilt) == ("value_loss", "ratio_max")
+    assert diagnostics().unstable(update()) == ()

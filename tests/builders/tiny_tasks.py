@@ -1,5 +1,6 @@
 """Tasks that cost next to nothing: one with augmentation, one with dropout; and their parts."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -16,15 +17,16 @@ from esper.runtime.datasets import Split, TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import all_tasks, register_task
 
-IMAGES: Final = "soak_images"
+TINY: Final = "tiny"
 """Crops and flips at random."""
-TEXT: Final = "soak_text"
+TINY_LM: Final = "tiny_lm"
 """Has dropout."""
 
 NUM_CLASSES: Final = 3
 NUM_TOKENS: Final = 16
 BLOCK_SIZE: Final = 8
-SIZES: Final = {"train": 48, "val": 24, "test": 24}
+IMAGE_SIZES: Final = {"train": 48, "val": 24, "test": 30}
+TEXT_SIZES: Final = {"train": 48, "val": 16, "test": 20}
 
 
 def image_split(num_rows: int, seed: int) -> Split:
@@ -43,12 +45,15 @@ def text_split(num_rows: int, seed: int) -> Split:
 
 
 def _load_images(_: TaskSpec, __: DataRequest) -> TensorDataset:
-    parts = {part: image_split(size, seed=size) for part, size in SIZES.items()}
-    return TensorDataset(**parts, crop_padding=1)
+    return TensorDataset(**_parts(image_split, IMAGE_SIZES), crop_padding=1)
 
 
 def _load_text(_: TaskSpec, __: DataRequest) -> TensorDataset:
-    return TensorDataset(**{part: text_split(size, seed=size) for part, size in SIZES.items()})
+    return TensorDataset(**_parts(text_split, TEXT_SIZES))
+
+
+def _parts(split: Callable[[int, int], Split], sizes: dict[str, int]) -> dict[str, Split]:
+    return {name: split(size, seed) for seed, (name, size) in enumerate(sizes.items(), 1)}
 
 
 def tiny_task(name: str, kind: TaskKind, host: HostSpec, **changes: Any) -> TaskSpec:
@@ -78,7 +83,7 @@ def tiny_task(name: str, kind: TaskKind, host: HostSpec, **changes: Any) -> Task
 
 def register_tiny_tasks() -> None:
     """Make the tasks known, once per process."""
-    if IMAGES in all_tasks():
+    if TINY in all_tasks():
         return
     images = CnnHostSpec(
         in_channels=1, image_size=8, num_classes=NUM_CLASSES, base_channels=2, num_blocks=2
@@ -92,5 +97,5 @@ def register_tiny_tasks() -> None:
         dropout=0.2,
         vocab_size=NUM_TOKENS,
     )
-    register_task(tiny_task(IMAGES, TaskKind.CLASSIFICATION, images), load=_load_images)
-    register_task(tiny_task(TEXT, TaskKind.LANGUAGE_MODEL, text), load=_load_text)
+    register_task(tiny_task(TINY, TaskKind.CLASSIFICATION, images), load=_load_images)
+    register_task(tiny_task(TINY_LM, TaskKind.LANGUAGE_MODEL, text), load=_load_text)

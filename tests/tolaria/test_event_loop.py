@@ -5,10 +5,12 @@ import threading
 from concurrent.futures import Future
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from esper.leyline.errors import InterruptedRunError
-from esper.simic.training.event_loop import run_event_loop
+from esper.tolaria.event_loop import run_blocking, run_event_loop
 from esper.tolaria.stopping import StopFlag
 
 
@@ -61,3 +63,36 @@ def test_interrupt_beside_a_loop_stops_the_coroutine_at_its_next_cancellation_po
 
     with pytest.raises(InterruptedRunError, match="interrupted"):
         asyncio.run(inside())
+
+
+@pytest.mark.anyio
+async def test_blocking_call_ends_before_a_cancelled_caller_goes_on() -> None:
+    entered, released, done = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        entered.set()
+        assert released.wait(20)
+        done.set()
+
+    async def cancel_meanwhile(scope: anyio.CancelScope) -> None:
+        await anyio.to_thread.run_sync(entered.wait, 20)
+        scope.cancel()
+        released.set()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            with anyio.CancelScope() as scope:
+                group.start_soon(cancel_meanwhile, scope)
+                await run_blocking(call)
+                assert done.is_set()
+                await anyio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+
+
+@pytest.mark.anyio
+async def test_blocking_call_runs_even_for_a_caller_that_is_already_cancelled() -> None:
+    saved = threading.Event()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await run_blocking(saved.set)
+    assert saved.is_set()
