@@ -20,7 +20,7 @@ from esper.leyline.engine_payloads import WorkerRestarted
 from esper.leyline.errors import RunFailedError, WorkerLostError
 from esper.leyline.messages import EnvFailure, Phase
 from esper.leyline.workers import Apply, Build, Command, Quarantine, Reply, Train, reply_digest
-from esper.tolaria.engine import Port
+from esper.tolaria.engine import Connection
 from esper.tolaria.lanes import Lane
 
 __all__ = ["ReplayingPort"]
@@ -59,7 +59,7 @@ class _Entry:
 class ReplayingPort:
     """A port whose worker is replaced when it is lost."""
 
-    def __init__(self, start: Callable[[], Port], *, index: int) -> None:
+    def __init__(self, start: Callable[[], Connection], *, index: int) -> None:
         """Start the first worker.
 
         Args:
@@ -124,7 +124,7 @@ class ReplayingPort:
         answer = self._port.submit(entry.command)
         answer.add_done_callback(partial(self._on_answer, entry, self._port))
 
-    def _on_answer(self, entry: _Entry, port: Port, answer: "Future[Reply]") -> None:
+    def _on_answer(self, entry: _Entry, port: Connection, answer: "Future[Reply]") -> None:
         error = answer.exception()
         if error is None:
             entry.accept(answer.result())
@@ -133,7 +133,7 @@ class ReplayingPort:
         else:
             entry.future.set_exception(error)
 
-    def _on_loss(self, port: Port, error: WorkerLostError) -> None:
+    def _on_loss(self, port: Connection, error: WorkerLostError) -> None:
         # Every pending command of a lost worker fails; the first failure starts the replacement.
         with self._lock:
             if self._is_closed or self._is_rebuilding or port is not self._port:

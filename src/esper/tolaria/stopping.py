@@ -2,10 +2,14 @@
 
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 from esper.leyline.errors import InterruptedRunError
 
-__all__ = ["StopFlag", "beat_at_checkpoints"]
+__all__ = ["CallerEvent", "StopFlag", "beat_at_checkpoints"]
+
+CallerEvent: TypeAlias = threading.Event
+"""An event between a run and the thread that called for it: a request to stop, or readiness."""
 
 _LIFE = threading.local()
 
@@ -22,7 +26,7 @@ class StopFlag:
     """
 
     def __init__(
-        self, event: threading.Event | None = None, *, parent: "StopFlag | None" = None
+        self, event: CallerEvent | None = None, *, parent: "StopFlag | None" = None
     ) -> None:
         """Start unset.
 
