@@ -5,7 +5,6 @@ as they are, and no log is written.
 """
 
 import statistics
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ from esper.simic.training.checkpoints.grown import save_grown
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
-from esper.tolaria.stopping import StopFlag
+from esper.tolaria.stopping import CallerEvent, StopFlag
 from esper.tolaria.supervisor import stop_signals
 
 __all__ = ["evaluate_controller", "evaluate_policy"]
@@ -54,7 +53,7 @@ def evaluate_policy(
     lane_deadline_s: float | None = None,
     data_dir: Path | None = None,
     save_model: Path | None = None,
-    shutdown_event: threading.Event | None = None,
+    shutdown_event: CallerEvent | None = None,
 ) -> EvaluationReport:
     """Let the controller of a checkpoint grow fresh envs, and measure them on the test split.
 
@@ -95,7 +94,7 @@ def evaluate_controller(
     loaded: LoadedRun | None = None,
     greedy: bool = False,
     save_model: Path | None = None,
-    shutdown_event: threading.Event | None = None,
+    shutdown_event: CallerEvent | None = None,
 ) -> EvaluationReport:
     """Let a controller grow the envs of a job, and measure them on the test split.
 
