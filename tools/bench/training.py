@@ -68,7 +68,7 @@ def _warm_up() -> None:
 
 
 @dataclass(eq=False, slots=True)
-class _Comparison:
+class Comparison:
     """Esper beside the bare loop, repetition by repetition."""
 
     wall: list[float] = field(default_factory=list)
@@ -78,28 +78,40 @@ class _Comparison:
     ceilings: list[float] = field(default_factory=list)
     """What a second process brings the bare loop, at the time."""
 
-    def rows(self, name: str, target: float) -> Iterator[Row]:
-        """Return the wall time beside its target, and the CPU time."""
-        wall, cpu = Sample(tuple(self.wall)), Sample(tuple(self.cpu))
-        ceiling = Sample(tuple(self.ceilings)).median
-        note = f"{wall.note}; ceiling {ceiling:.2f}"
-        yield Row(name=name, measured=wall.median, target=target, unit="ratio", note=note)
-        yield Row(name=f"{name}, CPU", measured=cpu.median, unit="CPU ratio", note=cpu.note)
+    @property
+    def ceiling(self) -> float:
+        """Return the middle one of the ceilings."""
+        return statistics.median(self.ceilings)
+
+    def wall_row(self, name: str, target: float) -> Row:
+        """Return the wall time beside its target."""
+        wall = Sample(tuple(self.wall))
+        note = f"{wall.note}; ceiling {self.ceiling:.2f}"
+        return Row(name=name, measured=wall.median, target=target, unit="ratio", note=note)
+
+    def cpu_row(self, name: str) -> Row:
+        """Return the CPU time."""
+        cpu = Sample(tuple(self.cpu))
+        return Row(name=f"{name}, CPU", measured=cpu.median, unit="CPU ratio", note=cpu.note)
 
 
-def _beside_bare_loop(
-    workload: Workload, command: str, halves: BareHalves, is_quick: bool
-) -> _Comparison:
+def beside_bare_loop(
+    workload: Workload, command: str, halves: BareHalves, is_quick: bool, **options: object
+) -> Comparison:
+    """Run a workload and the bare loop alternately; `options` are those of the run."""
     # Runs are repeatable, so what this one grows is what all of them grow. It also warms up.
     _, replay = recorded_run(workload, command=command)
     bare = BareLoop(workload, replay=replay)
     halves.prepare(workload, replay)
+    run = partial(run_workload, workload, command=command, **options)
     if not is_quick:
         halves.run()
-    found = _Comparison()
+        if options:
+            run()
+    found = Comparison()
     for _ in range(1 if is_quick else NUM_REPETITIONS):
         bare_s, bare_cpu_s = _timed(bare.run)
-        esper_s, esper_cpu_s = _timed(partial(run_workload, workload, command=command))
+        esper_s, esper_cpu_s = _timed(run)
         found.wall.append(esper_s / bare_s)
         found.cpu.append(esper_cpu_s / bare_cpu_s)
         found.ceilings.append(bare_s / halves.run())
@@ -119,9 +131,10 @@ def _compared(
     """Compare a run that only waits and one that grows; the ceiling sets the target by default."""
     torch.set_num_threads(1)
     for command in COMMANDS:
-        found = _beside_bare_loop(workload, command, bare_halves(), is_quick)
-        bound = target or MAX_OVER_LIMIT / statistics.median(found.ceilings)
-        yield from found.rows(f"{name}, {command} / bare loop", bound)
+        found = beside_bare_loop(workload, command, bare_halves(), is_quick)
+        row_name = f"{name}, {command} / bare loop"
+        yield found.wall_row(row_name, target or MAX_OVER_LIMIT / found.ceiling)
+        yield found.cpu_row(row_name)
 
 
 @bench("T1")
