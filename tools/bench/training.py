@@ -95,30 +95,47 @@ class Comparison:
         return Row(name=f"{name}, CPU", measured=cpu.median, unit="CPU ratio", note=cpu.note)
 
 
+Costs = tuple[float, float]
+"""Seconds of wall and CPU time."""
+
+
 def beside_bare_loop(
-    workload: Workload, command: str, halves: BareHalves, is_quick: bool, **options: object
+    workload: Workload,
+    command: str,
+    halves: BareHalves,
+    is_quick: bool,
+    measure: Callable[[], Costs] | None = None,
 ) -> Comparison:
-    """Run a workload and the bare loop alternately; `options` are those of the run."""
+    """Run a workload and the bare loop alternately.
+
+    Args:
+        workload: what is run.
+        command: who decides.
+        halves: measure the ceiling.
+        is_quick: one repetition instead of several.
+        measure: runs the workload and returns its costs; by default on threads.
+    """
     # Runs are repeatable, so what this one grows is what all of them grow. It also warms up.
     _, replay = recorded_run(workload, command=command)
     bare = BareLoop(workload, replay=replay)
     halves.prepare(workload, replay)
-    run = partial(run_workload, workload, command=command, **options)
     if not is_quick:
         halves.run()
-        if options:
-            run()
+    if measure is None:
+        measure = partial(timed, partial(run_workload, workload, command=command))
+    elif not is_quick:
+        measure()
     found = Comparison()
     for _ in range(1 if is_quick else NUM_REPETITIONS):
-        bare_s, bare_cpu_s = _timed(bare.run)
-        esper_s, esper_cpu_s = _timed(run)
+        bare_s, bare_cpu_s = timed(bare.run)
+        esper_s, esper_cpu_s = measure()
         found.wall.append(esper_s / bare_s)
         found.cpu.append(esper_cpu_s / bare_cpu_s)
         found.ceilings.append(bare_s / halves.run())
     return found
 
 
-def _timed(call: Callable[[], object]) -> tuple[float, float]:
+def timed(call: Callable[[], object]) -> Costs:
     """Return the seconds that a call takes, and those of all threads' CPU time."""
     began_cpu_s = time.process_time()
     wall_s = seconds(call)
