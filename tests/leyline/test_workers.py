@@ -1,14 +1,19 @@
 """The protocol between engine and workers: merging, digests, identities."""
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders.messages import env_evidence, make_signals
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op
 from esper.leyline.config import Job
+from esper.leyline.errors import UnreadableMessageError
 from esper.leyline.messages import (
     ActionExecutionResult,
     EnvFailure,
@@ -20,11 +25,18 @@ from esper.leyline.messages import (
     StepDecision,
 )
 from esper.leyline.workers import (
+    Answer,
+    Build,
     Reply,
+    Request,
     WorkerCosts,
     WorkerIdentity,
     WorkerSpec,
     decision_for,
+    decode_from_driver,
+    decode_from_worker,
+    decode_spec,
+    encode,
     identity_difference,
     merge_replies,
     reply_digest,
@@ -152,3 +164,25 @@ def test_every_difference_of_identity_is_named_with_both_values() -> None:
         assert repr(own) in found
         assert repr(other) in found
         assert name.replace("_", " ") in found
+
+
+SENT = [
+    (decode_spec, WorkerSpec(index=0, job=Job(), env_ids=(0, 1), lanes=1)),
+    (decode_from_driver, Request(seq=3, command=Build(round=1))),
+    (decode_from_worker, Answer(seq=3, reply=reply_for([0, 1]))),
+]
+
+
+@given(data=st.data())
+@pytest.mark.parametrize(("decode", "message"), SENT, ids=["spec", "request", "answer"])
+def test_a_damaged_message_is_read_as_a_message_or_refused(
+    decode: Callable[[bytes], object], message: Any, data: st.DataObject
+) -> None:
+    encoded = bytearray(encode(message))
+    assert decode(bytes(encoded)) == message
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(encoded) - 1))
+        encoded[place] = data.draw(st.integers(0, 255))
+    length = data.draw(st.integers(0, len(encoded)))
+    with suppress(UnreadableMessageError):
+        decode(bytes(encoded[:length]))

@@ -145,3 +145,27 @@ def test_workers_end_when_their_driver_is_killed_even_those_that_are_suspended(
         driver.wait()
 
     wait_until(lambda: not family & parents().keys())
+
+
+def private_bytes(pid: int) -> int:
+    """Return the memory that a process shares with no other."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+def test_a_worker_takes_little_memory_of_its_own_and_no_more_with_every_round(
+    tmp_path: Path,
+) -> None:
+    with started(*command(tmp_path, 500, *ON_PROCESSES)) as driver:
+        grown = []
+        for num_rounds in (3, 12):
+            wait_until(lambda: num_rounds_of(tmp_path) >= num_rounds, process=driver)  # noqa: B023
+            grown.append(max(map(private_bytes, workers_of(driver.pid))))
+    # A process that imports torch for itself has more than 150 MiB; forks share them.
+    assert grown[0] < 120 * 2**20
+    assert grown[1] < grown[0] + 8 * 2**20
+
+
+def num_rounds_of(telemetry_dir: Path) -> int:
+    logs = telemetry_dir.glob("*/events.jsonl")
+    return sum(path.read_bytes().count(b'"PPO_UPDATE_COMPLETED"') for path in logs)

@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
+from esper.leyline.errors import RunFailedError
+from esper.tolaria import fork_server
 from esper.tolaria.fork_server import ForkServer
 
 WAIT_S = 30.0
@@ -91,8 +94,25 @@ def test_closing_the_server_ends_it_and_its_forks(server: ForkServer) -> None:
     assert server.reap(pid) == "exited with code 0"
 
 
+def test_a_server_that_hangs_in_its_imports_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(fork_server, "START_TIMEOUT_S", 0.5)
+    server = ForkServer("hanging:run")
+    server.start()
+    assert server._process is not None
+    pid = server._process.pid
+    with pytest.raises(RunFailedError, match="importing what they need takes more than"):
+        server.fork([])
+    assert not is_alive(pid)
+
+
 _DRIVER = f"""
 import os, signal, socket, sys, time
+from esper.leyline.errors import RunFailedError
+from esper.tolaria import fork_server
 from esper.tolaria.fork_server import ForkServer
 
 server = ForkServer("{__name__}:sleep_for_ever")

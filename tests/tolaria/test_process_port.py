@@ -3,7 +3,9 @@
 import os
 import socket
 import struct
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.config import Job
-from esper.leyline.errors import WorkerLostError
+from esper.leyline.errors import InterruptedRunError, WorkerLostError
 from esper.leyline.workers import Answer, Build, Reply, Stacks, WorkerSpec
+from esper.tolaria import remote_port
 from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.process_port import ProcessPort
 from esper.tolaria.stopping import StopFlag
 
 WAIT_S = 20.0
+NO_PID = 2**22 + 1
+"""Beyond the largest process id of Linux."""
 SPEC = WorkerSpec(index=3, job=Job(), env_ids=(0,), lanes=1)
 
 
@@ -29,7 +34,7 @@ class NoServer(ForkServer):
 
     def fork(self, descriptors: Sequence[int]) -> int:
         self.end = socket.socket(fileno=os.dup(descriptors[0]))
-        return 0
+        return NO_PID
 
     def reap(self, pid: int) -> str:
         self.end.close()
@@ -81,3 +86,38 @@ def test_a_message_that_claims_to_be_larger_than_memory_loses_the_worker() -> No
 @settings(deadline=None, max_examples=30)
 def test_no_bytes_of_a_worker_leave_the_driver_waiting(message: bytes) -> None:
     assert answered_with(framed(message)).index == SPEC.index
+
+
+def test_a_worker_that_never_starts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_port, "START_TIMEOUT_S", 0.2)
+    port = ProcessPort(SPEC, NoServer(), StopFlag())
+    with pytest.raises(WorkerLostError, match=r"worker 3: did not start within 0 s; see whether"):
+        port.ready()
+    port.close()
+
+
+def sleep_for_ever(descriptors: Sequence[int]) -> int:
+    while True:
+        time.sleep(1)
+
+
+class PatientServer(ForkServer):
+    """Waits much longer than the real one before it kills a worker that does not end."""
+
+    def reap(self, pid: int) -> str:
+        deadline_s = time.monotonic() + WAIT_S
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        return super().reap(pid)
+
+
+def test_a_stop_does_not_wait_for_a_worker_that_hangs_while_it_starts() -> None:
+    stop, server = StopFlag(), PatientServer(f"{__name__}:sleep_for_ever")
+    port = ProcessPort(SPEC, server, stop)
+    stop.set("received SIGINT")
+    with pytest.raises(InterruptedRunError, match="SIGINT"):
+        port.ready()
+    port.close()
+    server.close()
+    assert not Path(f"/proc/{port.pid}").exists()

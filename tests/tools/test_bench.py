@@ -4,6 +4,8 @@ import io
 import json
 import math
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -66,6 +68,36 @@ def test_quick_form_has_every_row_of_the_goals_and_leaves_out_how_cost_grows() -
     assert left_out == {
         *("G levels", "G rounds", "G seeds", "G slots", "G subscribers", "imports"),
     }
+
+
+def test_rows_of_workers_are_found() -> None:
+    load_all_benches()
+    names = ordered_names()
+    assert [name for name in names if name.startswith("W")] == [f"W{n}" for n in range(1, 7)]
+    assert names.index("digits") < names.index("W1") < names.index("W6") < names.index("E1")
+
+
+def measured_quickly(*rows: str) -> list[str]:
+    """Return the lines of the quick form of some rows, from a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.bench", "--quick", *rows],
+        cwd=DOCUMENT.parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line for line in done.stdout.splitlines() if line.startswith("W")]
+
+
+@pytest.mark.timeout(600)
+def test_tasks_of_the_bench_exist_in_worker_processes_and_a_lost_worker_is_timed() -> None:
+    *waiting_and_growing, replayed = measured_quickly("W2", "W5")
+    assert [line.partition(" / ")[0] for line in waiting_and_growing] == [
+        *("W2 c64, processes, wait", "W2 c64, processes, ppo")
+    ]
+    assert all("ceiling" in line for line in waiting_and_growing)
+    assert replayed.startswith("W5 replay to step 3 / first time")
+    assert float(replayed.split("digits")[1].split()[0]) > 0
 
 
 def test_figure_without_a_target_is_never_missed() -> None:

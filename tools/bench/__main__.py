@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tools.bench.results import refresh_document, write_results
 from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names, quick_names
+from tools.bench.workloads import install_bench_tasks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in arguments.rows if name not in ROWS]
     if unknown:
         parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ordered_names())}")
+    install_bench_tasks()
     print(f"{'row':<52}{'measured':>14}  {'target':>14}  unit")
     measured: list[Row] = []
     began_s = time.monotonic()

@@ -80,7 +80,7 @@ class _RecordingWork(TrainingWork):
 def recorded_run(
     workload: Workload, *, command: str, lanes: int | None = None
 ) -> tuple[TrainingResult, Replay]:
-    """Run a workload; what it grew is the same whenever it is run again."""
+    """Run a workload on threads; what it grew is the same whenever and wherever it is run again."""
     noted: list[EnvStep] = []
     with patch.object(worker_assembly, "TrainingWork", partial(_RecordingWork, noted=noted)):
         result = run_workload(workload, command=command, lanes=lanes)

@@ -11,7 +11,7 @@ from typing import Final
 
 ROWS: dict[str, Bench] = {}
 """All benchmarks, by name."""
-GROUPS: Final = ("T", "loop lag", "digits", "E", "leyline import", "V", "G")
+GROUPS: Final = ("T", "loop lag", "digits", "W", "E", "leyline import", "V", "G")
 """Names begin with one of these; they are measured and listed in this order."""
 LONG_FORM_ONLY: Final = ("G", "imports")
 """Rows without targets show scaling, for which the quick form has too few points."""

@@ -68,7 +68,7 @@ def _warm_up() -> None:
 
 
 @dataclass(eq=False, slots=True)
-class _Comparison:
+class Comparison:
     """Esper beside the bare loop, repetition by repetition."""
 
     wall: list[float] = field(default_factory=list)
@@ -78,35 +78,64 @@ class _Comparison:
     ceilings: list[float] = field(default_factory=list)
     """What a second process brings the bare loop, at the time."""
 
-    def rows(self, name: str, target: float) -> Iterator[Row]:
-        """Return the wall time beside its target, and the CPU time."""
-        wall, cpu = Sample(tuple(self.wall)), Sample(tuple(self.cpu))
-        ceiling = Sample(tuple(self.ceilings)).median
-        note = f"{wall.note}; ceiling {ceiling:.2f}"
-        yield Row(name=name, measured=wall.median, target=target, unit="ratio", note=note)
-        yield Row(name=f"{name}, CPU", measured=cpu.median, unit="CPU ratio", note=cpu.note)
+    @property
+    def ceiling(self) -> float:
+        """Return the middle one of the ceilings."""
+        return statistics.median(self.ceilings)
+
+    def wall_row(self, name: str, target: float) -> Row:
+        """Return the wall time beside its target."""
+        wall = Sample(tuple(self.wall))
+        note = f"{wall.note}; ceiling {self.ceiling:.2f}"
+        return Row(name=name, measured=wall.median, target=target, unit="ratio", note=note)
+
+    def cpu_row(self, name: str) -> Row:
+        """Return the CPU time."""
+        cpu = Sample(tuple(self.cpu))
+        return Row(name=f"{name}, CPU", measured=cpu.median, unit="CPU ratio", note=cpu.note)
 
 
-def _beside_bare_loop(
-    workload: Workload, command: str, halves: BareHalves, is_quick: bool
-) -> _Comparison:
+Costs = tuple[float, float]
+"""Seconds of wall and CPU time."""
+
+
+def beside_bare_loop(
+    workload: Workload,
+    command: str,
+    halves: BareHalves,
+    is_quick: bool,
+    measure: Callable[[], Costs] | None = None,
+) -> Comparison:
+    """Run a workload and the bare loop alternately.
+
+    Args:
+        workload: what is run.
+        command: who decides.
+        halves: measure the ceiling.
+        is_quick: one repetition instead of several.
+        measure: runs the workload and returns its costs; by default on threads.
+    """
     # Runs are repeatable, so what this one grows is what all of them grow. It also warms up.
     _, replay = recorded_run(workload, command=command)
     bare = BareLoop(workload, replay=replay)
     halves.prepare(workload, replay)
     if not is_quick:
         halves.run()
-    found = _Comparison()
+    if measure is None:
+        measure = partial(timed, partial(run_workload, workload, command=command))
+    elif not is_quick:
+        measure()
+    found = Comparison()
     for _ in range(1 if is_quick else NUM_REPETITIONS):
-        bare_s, bare_cpu_s = _timed(bare.run)
-        esper_s, esper_cpu_s = _timed(partial(run_workload, workload, command=command))
+        bare_s, bare_cpu_s = timed(bare.run)
+        esper_s, esper_cpu_s = measure()
         found.wall.append(esper_s / bare_s)
         found.cpu.append(esper_cpu_s / bare_cpu_s)
         found.ceilings.append(bare_s / halves.run())
     return found
 
 
-def _timed(call: Callable[[], object]) -> tuple[float, float]:
+def timed(call: Callable[[], object]) -> Costs:
     """Return the seconds that a call takes, and those of all threads' CPU time."""
     began_cpu_s = time.process_time()
     wall_s = seconds(call)
@@ -119,9 +148,10 @@ def _compared(
     """Compare a run that only waits and one that grows; the ceiling sets the target by default."""
     torch.set_num_threads(1)
     for command in COMMANDS:
-        found = _beside_bare_loop(workload, command, bare_halves(), is_quick)
-        bound = target or MAX_OVER_LIMIT / statistics.median(found.ceilings)
-        yield from found.rows(f"{name}, {command} / bare loop", bound)
+        found = beside_bare_loop(workload, command, bare_halves(), is_quick)
+        row_name = f"{name}, {command} / bare loop"
+        yield found.wall_row(row_name, target or MAX_OVER_LIMIT / found.ceiling)
+        yield found.cpu_row(row_name)
 
 
 @bench("T1")

@@ -1,6 +1,8 @@
 """What the training benches run: three jobs of known size, and how one is run."""
 
+import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +27,15 @@ from esper.simic.training.vectorized import run_job
 __all__ = [
     "C64",
     "DIGITS",
+    "FASHION",
     "FLOOR",
     "GROWTH",
     "SLOTS",
     "WORKLOADS",
     "Workload",
+    "install_bench_tasks",
     "job_of",
+    "register_bench_tasks",
     "run_workload",
 ]
 
@@ -61,9 +66,13 @@ DIGITS: Final = Workload(name="digits", task="digits", num_steps=40)
 """One round of the default job, with half of its envs: ratios are the same, in half the time."""
 GROWTH: Final = Workload(name="growth", task="bench_growth", num_steps=4)
 """As much work per env and step as `floor`, whatever the number of envs."""
+FASHION: Final = Workload(name="fashion", task="fashion_growth", num_steps=40)
+"""Fashion-MNIST at half its size if its data are here, else synthetic images of the same shape."""
 SLOTS: Final = Workload(name="slots", task="bench_slots", num_steps=4)
 """A deep host with ten slots."""
-WORKLOADS: Final = {workload.name: workload for workload in (C64, FLOOR, DIGITS, GROWTH, SLOTS)}
+WORKLOADS: Final = {
+    workload.name: workload for workload in (C64, FLOOR, DIGITS, FASHION, GROWTH, SLOTS)
+}
 
 _C64_PARTS: Final = PartSizes(train=2_048, val=512, test=64)
 _FLOOR_PARTS: Final = PartSizes(train=8 * 16 * 4, val=4 * 16, test=64)
@@ -91,16 +100,38 @@ _SMALL_PASSES: Final = {
     "batch_mode": BatchMode.BROADCAST,
     "max_train_batches": 8,
 }
-_register("bench_c64", _C64_PARTS, batch_size=64)
-_register("bench_floor", _FLOOR_PARTS, batch_size=16)
-_register("bench_growth", _FLOOR_PARTS, **_SMALL_PASSES)
-_register("bench_slots", _FLOOR_PARTS, "cifar_deep_multichannel", **_SMALL_PASSES)
+_PLUGIN: Final = Path(__file__).parent / "plugin"
 
 
-def job_of(
-    workload: Workload, folder: Path, *, lanes: int | None = None, level: str = "normal"
-) -> Job:
-    """Return the job of a workload, with its log in this folder."""
+def register_bench_tasks() -> None:
+    """Register the tasks that only benches have; the entry point of `plugin`."""
+    _register("bench_c64", _C64_PARTS, batch_size=64)
+    _register("bench_floor", _FLOOR_PARTS, batch_size=16)
+    _register("bench_growth", _FLOOR_PARTS, **_SMALL_PASSES)
+    _register("bench_slots", _FLOOR_PARTS, "cifar_deep_multichannel", **_SMALL_PASSES)
+
+
+def install_bench_tasks() -> None:
+    """Let worker processes have the tasks too, as those of an installed package.
+
+    Must come before the first question for a task.
+    """
+    path = [str(Path(__file__).parents[2]), str(_PLUGIN)]
+    sys.path += path
+    os.environ["PYTHONPATH"] = os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])
+
+
+def job_of(workload: Workload, folder: Path, *, level: str = "normal", **options: object) -> Job:
+    """Return the job of a workload, with its log in this folder.
+
+    Args:
+        workload: what is trained.
+        folder: where the run's directory is made.
+        level: of telemetry.
+        options: further settings of `run`, such as another engine than threads.
+    """
+    if workload.task not in all_tasks():
+        register_bench_tasks()
     training = {
         "task": workload.task,
         "n_envs": workload.num_envs,
@@ -109,7 +140,7 @@ def job_of(
         "telemetry": {"level": level},
         **workload.settings,
     }
-    run = {"telemetry_dir": str(folder), "lanes": lanes, "quiet": True}
+    run = {"telemetry_dir": str(folder), "quiet": True, "engine": "threads", **options}
     job, _ = merge_job(("bench", {"training": training, "run": run}), tasks=all_tasks())
     return job
 
@@ -118,14 +149,14 @@ def run_workload(
     workload: Workload,
     *,
     command: str = "ppo",
-    lanes: int | None = None,
     level: str = "normal",
     monitors: Sequence[Monitor] = (),
     read: Callable[[Path], None] | None = None,
+    **options: object,
 ) -> TrainingResult:
     """Run a workload to its end; `read` gets the run's directory before it is removed."""
     with _folder() as folder:
-        job = job_of(workload, folder, lanes=lanes, level=level)
+        job = job_of(workload, folder, level=level, **options)
         result = run_job(job, command=command, monitors=monitors)
         if read is not None:
             read(result.run_dir)

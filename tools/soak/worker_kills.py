@@ -38,6 +38,8 @@ MAX_PER_REBUILD = 3
 MARGIN = 2
 """A worker that repeats a round is killed only this many commands before it has caught up."""
 
+MAX_END_S = 30.0
+"""How long the last workers of a run may take to end after it; Ray does not wait for its own."""
 POLL_S, MAX_POLLS = 0.005, 10_000
 """How often, and how many times, a replay is waited for."""
 
@@ -88,6 +90,8 @@ class WorkerKiller:
         self._lock = threading.Lock()
         self._workers: dict[tuple[int, ...], _Progress] = {}
         self._done = threading.Event()
+        self._ports: list[Any] = []
+        """All that were sent a command."""
         self.num_killed = self.num_killed_in_replay = 0
 
     def run(self, job: Job, max_kills: int) -> Path:
@@ -110,6 +114,15 @@ class WorkerKiller:
             thread.join()
             self._port_class.submit = submit
 
+    def assert_nothing_left(self) -> None:
+        """Wait until the processes of all workers have ended."""
+        deadline_s = time.monotonic() + MAX_END_S
+        pids = {pid for port in self._ports if (pid := _pid_of(port)) is not None}
+        while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+            assert time.monotonic() < deadline_s, f"workers {left} are left"
+            time.sleep(POLL_S)
+        self._ports.clear()
+
     def _watch(self, port: Port, command: Command, answer: "Future[Reply]") -> "Future[Reply]":
         with self._lock:
             progress = self._workers.setdefault(port.env_ids, _Progress())
@@ -118,6 +131,7 @@ class WorkerKiller:
                 progress.num_answered_by_port = progress.num_killed_in_a_row = 0
             if progress.port is not port:
                 progress.port, progress.num_answered_by_port = port, 0
+                self._ports.append(port)
             number = progress.round
 
         def count(done: "Future[Reply]") -> None:
@@ -167,16 +181,21 @@ class WorkerKiller:
 
 def _killed(port: Any) -> bool:
     """Kill the process behind a port with SIGKILL; return whether there was one."""
-    if port is None:
+    pid = None if port is None else _pid_of(port)
+    if pid is None:
         return False
     with suppress(ProcessLookupError):
-        if isinstance(port, ProcessPort):
-            os.kill(port.pid, signal.SIGKILL)
-            return True
-        if port.place.done() and port.place.exception() is None:
-            os.kill(port.place.result()[1], signal.SIGKILL)
-            return True
+        os.kill(pid, signal.SIGKILL)
+        return True
     return False
+
+
+def _pid_of(port: Any) -> int | None:
+    """Return the process behind a port; None if it is not known yet."""
+    if isinstance(port, ProcessPort):
+        return port.pid
+    is_known = port.place.done() and port.place.exception() is None
+    return int(port.place.result()[1]) if is_known else None
 
 
 def job_on(engine: str, folder: Path) -> Job:
@@ -201,12 +220,14 @@ def kill_workers(
                 job_on(engine, Path(folder, str(num_runs))), target - killer.num_killed
             )
             assert fingerprint(run_dir) == whole, "the disturbed run is another run"
+            killer.assert_nothing_left()
     yield Row(
         name=name,
         measured=killer.num_killed,
         target=target,
         unit="kills",
         is_at_least=True,
-        note=f"{num_runs} runs, each equal by SHA-256; {killer.num_killed_in_replay} of the kills "
-        f"during replay; {time.perf_counter() - began_s:.0f} s",
+        note=f"{num_runs} runs, each equal by SHA-256, no worker left; "
+        f"{killer.num_killed_in_replay} of the kills during replay; "
+        f"{time.perf_counter() - began_s:.0f} s",
     )

@@ -6,7 +6,6 @@ from pathlib import PurePath
 
 import msgspec
 
-from esper.leyline.config import Job
 from esper.leyline.learning import LearningReport
 from esper.leyline.payloads import TopologyManifestRecorded
 
@@ -17,7 +16,6 @@ __all__ = [
     "Contrast",
     "EpisodeMeasure",
     "Estimate",
-    "RunRequest",
 ]
 
 
@@ -59,22 +57,6 @@ class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
     envs: tuple[EpisodeMeasure, ...]
     """Failed envs are not included."""
     num_failed: int
-
-
-class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A run requested from a worker process."""
-
-    job: Job
-    arms: tuple[str, ...]
-    """All arms of the comparison, as named by the user: one may copy another."""
-    arm: str
-    stratum: int
-    digest: str
-    """Digest of the arm's checkpoint, which the worker process reads again."""
-    seed: int
-    is_greedy: bool
-    model: ArmRun | None = None
-    """The run whose grown networks a static arm copies."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,7 +127,6 @@ def _compare(arguments: Namespace, seeds: Sequence[int]) -> ComparisonReport:
         seeds=seeds,
         directory=Path(arguments.out),
         greedy=arguments.greedy,
-        in_processes=True,
         progress=None if job.run.quiet else _print_progress,
     )
     return msgspec.structs.replace(report, learning=learning)

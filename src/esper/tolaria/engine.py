@@ -35,15 +35,28 @@ from esper.leyline.workers import (
 )
 from esper.tolaria.lanes import Lane, wait_for_all
 
-__all__ = ["Port", "WorkerEngine"]
+__all__ = ["Connection", "Port", "WorkerEngine"]
 
 
-class Port(Protocol):
-    """The driver's end of a worker."""
+class Connection(Protocol):
+    """The driver's end of a worker, until that is lost."""
 
     @property
     def env_ids(self) -> tuple[int, ...]:
         """Return the envs that the worker owns."""
+
+    def submit(self, command: Command) -> "Future[Reply]":
+        """Queue a command; replies become available in the order of submission."""
+
+    def end_if_silent(self, deadline_s: float) -> None:
+        """End a worker of another process that has had no heartbeat for too long."""
+
+    def close(self) -> None:
+        """End the worker."""
+
+
+class Port(Connection, Protocol):
+    """The driver's end of a worker, as the engine needs it."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -52,17 +65,8 @@ class Port(Protocol):
     def env_ids_of(self, lane: Lane) -> tuple[int, ...]:
         """Return the envs that a lane of this process owns."""
 
-    def submit(self, command: Command) -> "Future[Reply]":
-        """Queue a command; replies become available in the order of submission."""
-
     def report_restarts_to(self, report: Callable[[WorkerRestarted], object]) -> None:
         """Call `report` with the event about each time that the worker was replaced."""
-
-    def end_if_silent(self, deadline_s: float) -> None:
-        """End a worker of another process that has had no heartbeat for too long."""
-
-    def close(self) -> None:
-        """End the worker."""
 
 
 class WorkerEngine:

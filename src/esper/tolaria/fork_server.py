@@ -30,6 +30,8 @@ _MESSAGE: Final = struct.Struct("<cq")
 _FORK: Final = b"F"
 _REAP: Final = b"R"
 _MAX_DESCRIPTORS: Final = 8
+START_TIMEOUT_S: Final = 120.0
+"""How long the server may take for its imports."""
 REAP_TIMEOUT_S: Final = 5.0
 """How long a worker that was asked to end may take before it is killed."""
 POLL_S: Final = 0.01
@@ -49,6 +51,8 @@ class ForkServer:
         self._target = target
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._has_answered = False
+        """Whether the server has finished its imports."""
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -63,6 +67,12 @@ class ForkServer:
             try:
                 socket.send_fds(connection, [_MESSAGE.pack(_FORK, 0)], list(descriptors))
                 return self._answer(connection)
+            except TimeoutError:
+                self._end_server()
+                raise RunFailedError(
+                    "workers cannot be started: importing what they need takes more than "
+                    f"{START_TIMEOUT_S:.0f} s"
+                ) from None
             except OSError as error:
                 raise RunFailedError(f"workers cannot be started: {error}") from None
 
@@ -80,12 +90,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server, which kills the workers that are left."""
         with self._lock:
-            connection, process = self._socket, self._process
-            self._socket = self._process = None
-        if connection is not None:
-            connection.close()
-        if process is not None:
-            process.wait()
+            self._end_server()
 
     def _connected(self) -> socket.socket:
         if self._socket is not None and self._process is not None and self._process.poll() is None:
@@ -102,16 +107,28 @@ class ForkServer:
                 # A library that starts threads when it is imported would make forking unsafe.
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
-        self._socket = ours
+        ours.settimeout(START_TIMEOUT_S)
+        self._socket, self._has_answered = ours, False
         # However the driver ends, its end of the socket closes, and the server ends with its
         # workers; this only makes it happen before the interpreter is torn down.
         atexit.register(self.close)
         return ours
 
+    def _end_server(self) -> None:
+        connection, process = self._socket, self._process
+        self._socket = self._process = None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            if not self._has_answered:
+                process.kill()  # still importing, it would notice only afterwards
+            process.wait()
+
     def _answer(self, connection: socket.socket) -> int:
         data = connection.recv(_MESSAGE.size, socket.MSG_WAITALL)
         if len(data) < _MESSAGE.size:
             raise ConnectionResetError("the process that starts them has ended")
+        self._has_answered = True
         _, number = _MESSAGE.unpack(data)
         return int(number)
 

@@ -3,6 +3,7 @@
 Ray is imported by the first connection, so that no other engine needs it.
 """
 
+import atexit
 import logging
 import os
 import secrets
@@ -28,6 +29,8 @@ SIDE_GROUP: Final = "side"
 """Calls of this group are answered while a command is carried out."""
 NUM_SIDE_CALLS: Final = 2
 NODE_LABEL: Final = "ray.io/node-id"
+COMPANIONS: Final = ("dashboard", "log_monitor", "monitor")
+"""Processes that Ray starts with every cluster, by its own names."""
 MAX_MESSAGE_CHARS: Final = 300
 
 
@@ -76,6 +79,8 @@ class RayCluster:
                 except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     where = "could not be started" if address is None else f"at {address}"
                     raise ConfigError(f"Ray {where}: {one_line(error)}") from None
+            # Before Ray's own handler, which sleeps for half a second first.
+            atexit.register(self.close)
             # Unlike atexit, this also works in the processes of a pool.
             Finalize(self, self.close, exitpriority=0)
 
@@ -127,6 +132,7 @@ class RayCluster:
         import ray  # see connect
 
         with self._lock:
+            _kill_companions()
             ray.shutdown()
             if self._temp_dir is not None:
                 shutil.rmtree(self._temp_dir, ignore_errors=True)
@@ -152,6 +158,21 @@ class RayCluster:
             node["Alive"] and node["NodeID"] not in self._avoided and "CPU" in node["Resources"]
             for node in ray.nodes()
         )
+
+
+def _kill_companions() -> None:
+    """Kill the processes of a local cluster that do nothing for a run.
+
+    `ray.shutdown` asks one process after another to end and waits up to a second for each; the
+    dashboard's always takes that long.
+    """
+    import ray  # see connect
+
+    node = ray._private.worker._global_node
+    started = {} if node is None else node.all_processes
+    for kind in COMPANIONS:
+        for info in started.get(kind, ()):
+            info.process.kill()
 
 
 def one_line(error: object) -> str:

@@ -20,7 +20,7 @@ from esper.leyline.engine_payloads import WorkerRestarted
 from esper.leyline.errors import RunFailedError, WorkerLostError
 from esper.leyline.messages import EnvFailure, Phase
 from esper.leyline.workers import Apply, Build, Command, Quarantine, Reply, Train, reply_digest
-from esper.tolaria.engine import Port
+from esper.tolaria.engine import Connection, Port
 from esper.tolaria.lanes import Lane
 
 __all__ = ["ReplayingPort", "start_ports"]
@@ -59,7 +59,7 @@ class _Entry:
 class ReplayingPort:
     """A port whose worker is replaced when it is lost."""
 
-    def __init__(self, start: Callable[[], Port], *, index: int) -> None:
+    def __init__(self, start: Callable[[], Connection], *, index: int) -> None:
         """Start the first worker.
 
         Args:
@@ -127,7 +127,7 @@ class ReplayingPort:
         # The port is bound here, as answers of the worker before may arrive after its replacement.
         answer.add_done_callback(partial(self._on_answer, entry, self._port))
 
-    def _on_answer(self, entry: _Entry, port: Port, answer: "Future[Reply]") -> None:
+    def _on_answer(self, entry: _Entry, port: Connection, answer: "Future[Reply]") -> None:
         error = answer.exception()
         if error is None:
             entry.accept(answer.result())
@@ -136,7 +136,7 @@ class ReplayingPort:
         else:
             entry.future.set_exception(error)
 
-    def _on_loss(self, port: Port, error: WorkerLostError) -> None:
+    def _on_loss(self, port: Connection, error: WorkerLostError) -> None:
         # Every pending command of a lost worker fails; the first failure starts the replacement.
         with self._lock:
             if self._is_closed or self._is_rebuilding or port is not self._port:
@@ -256,7 +256,7 @@ class ReplayingPort:
         )
 
 
-def start_ports(starts: Sequence[Callable[[], Port]]) -> list[Port]:
+def start_ports(starts: Sequence[Callable[[], Connection]]) -> list[Port]:
     """Start all workers of a run at once; if one cannot be started, end the others."""
     # Starting is mostly waiting for another process to import and to load its data.
     with ThreadPoolExecutor(len(starts), "worker start") as pool:

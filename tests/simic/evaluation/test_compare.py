@@ -1,5 +1,7 @@
 """Arms side by side: paired, kept, exact."""
 
+import os
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ import msgspec
 import pytest
 from tests.builders.messages import topology_slot
 from tests.builders.tiny_runs import tiny_job, tiny_run
+from tests.builders.tiny_tasks import TINY
 from tests.simic.training.runs import last_checkpoint
 from tests.simic.training.small_runs import read_events
 
@@ -25,6 +28,7 @@ from esper.leyline.errors import (
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.stages import Stage
 from esper.leyline.telemetry import EventType
+from esper.leyline.workers import Command, Train
 from esper.runtime.tasks import registered_task
 from esper.simic.evaluation import compare as comparing
 from esper.simic.evaluation.arm_run import run_arm
@@ -34,6 +38,7 @@ from esper.simic.evaluation.evaluate import evaluate_controller
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.static_work import PlantedSeed, seeds_in
 from esper.simic.training.vectorized import run_job
+from esper.tolaria.process_port import ProcessPort
 from esper.tolaria.stopping import StopFlag
 
 SEEDS = (5, 6)
@@ -551,26 +556,93 @@ def test_comparison_stops_when_asked_to(job: Job, tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(("is_alone", "engine"), [(True, "auto"), (False, "threads")])
-def test_a_run_beside_others_starts_no_processes_of_its_own(
-    is_alone: bool, engine: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("task", "asked", "chosen"),
+    [
+        ("digits", "auto", "processes"),
+        (TINY, "auto", "threads"),  # registered only here
+        ("digits", "threads", "threads"),
+        ("digits", "ray", "ray"),
+    ],
+)
+def test_a_run_beside_others_has_one_worker(
+    task: str, asked: str, chosen: str, tmp_path: Path
 ) -> None:
-    jobs: list[Job] = []
+    options = comparing._beside_others(tiny_job(tmp_path, task=task, run={"engine": asked})).run
+    assert (options.engine, options.workers, options.lanes) == (chosen, 1, 1)
 
-    def noted(bench: Any, wanted: Any, model: ArmRun | None, job: Job) -> ArmRun:
-        jobs.append(job)
-        return ArmRun(arm="wait", stratum=0, seed=1, wall_s=1.0, envs=(), num_failed=0)
 
-    monkeypatch.setattr(comparing._Workbench, "_run_here", noted)
-    workbench: Any = comparing._Workbench
-    bench = workbench(
-        job=Job(),
-        arms=(),
-        store=None,
-        stop=StopFlag(),
-        dataset=None,
-        progress=None,
-    )
-    arm, _ = parse_arms(["wait", "random"])
-    bench._run(comparing._Wanted(arm, 0, 1), is_alone=is_alone)
-    assert [job.run.engine for job in jobs] == [engine]
+POLICY = "ppo:builtin:digits_growth"
+
+
+def digits_job(tmp_path: Path, engine: str = "auto", **settings: Any) -> Job:
+    """Return a job of a task that every process knows."""
+    quick = {"auto_forward": [1, 2, 3], "min_training_steps": 1}
+    settings = {"n_envs": 1, "max_epochs": 5, "lifecycle": quick, **settings}
+    return tiny_job(tmp_path, task="digits", run={"engine": engine, "lanes": 2}, **settings)
+
+
+@pytest.fixture
+def worker_pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the process id of each worker process is added."""
+    pids: list[int] = []
+    start = ProcessPort.__init__
+
+    def noted(port: ProcessPort, *arguments: Any) -> None:
+        start(port, *arguments)
+        pids.append(port.pid)
+
+    monkeypatch.setattr(ProcessPort, "__init__", noted)
+    return pids
+
+
+def test_a_comparison_in_worker_processes_one_of_them_killed_is_that_on_threads(
+    tmp_path: Path, worker_pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, killed = ProcessPort.submit, list[int]()
+
+    def killing(port: ProcessPort, command: Command) -> Any:
+        future = submit(port, command)
+        if command == Train(step=2) and not killed:
+            killed.append(port.pid)
+            os.kill(port.pid, signal.SIGKILL)
+        return future
+
+    monkeypatch.setattr(ProcessPort, "submit", killing)
+    arms = parse_arms([POLICY, "static-final", "random"])
+
+    reports = [
+        compare(digits_job(tmp_path, engine), arms, seeds=SEEDS, directory=tmp_path / engine)
+        for engine in ("auto", "threads")
+    ]
+
+    assert without_times(reports[0]) == without_times(reports[1])
+    kept = [sorted(path.name for path in (tmp_path / e).iterdir()) for e in ("auto", "threads")]
+    assert kept[0] == kept[1]
+    # The runs of the second seed and the replacement; those of the first are too short for them.
+    assert len(worker_pids) == 3 + 1
+    assert killed[0] in worker_pids
+    assert not any(Path(f"/proc/{pid}").exists() for pid in worker_pids)
+
+
+def test_a_stop_ends_the_runs_beside_each_other_and_their_processes(
+    tmp_path: Path, worker_pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, submit = threading.Event(), ProcessPort.submit
+
+    def stopping(port: ProcessPort, command: Command) -> Any:
+        if command == Train(step=2):
+            stop.set()
+        return submit(port, command)
+
+    monkeypatch.setattr(ProcessPort, "submit", stopping)
+    job, arms = digits_job(tmp_path, max_epochs=1000), parse_arms(["wait", "random"])
+    for arm in arms:  # the runs of the first seed
+        run = ArmRun(arm=arm.name, stratum=0, seed=5, wall_s=1.0, envs=(), num_failed=1)
+        comparing.RunStore(directory=tmp_path / "kept", job=job, greedy=False).write(run, arm)
+
+    with pytest.raises(InterruptedRunError, match="2 of 4 runs are saved"):
+        compare(job, arms, seeds=SEEDS, directory=tmp_path / "kept", shutdown_event=stop)
+
+    assert worker_pids
+    assert not any(Path(f"/proc/{pid}").exists() for pid in worker_pids)

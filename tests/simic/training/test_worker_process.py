@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ import msgspec
 import pytest
 from tests.builders.tiny_runs import tiny_job, tiny_run
 from tests.simic.training.runs import last_checkpoint, operational_events
+from tests.simic.training.small_runs import read_events
 from tests.simic.training.worker_runs import digits_job, facts_of, run_facts
 
 from esper.leyline.config import EngineKind
 from esper.leyline.errors import ConfigError, InterruptedRunError
+from esper.leyline.payloads import EnvFailed, EpisodeOutcome
 from esper.leyline.telemetry import EventType
 from esper.leyline.workers import (
     Apply,
@@ -37,7 +39,10 @@ from esper.simic.training.assembly import engines
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_setup import prepare_worker
 from esper.simic.training.checkpoints.resuming import load_run
+from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.vectorized import run_job
+from esper.simic.training.worker_process import serve
 from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.process_port import ProcessPort
 from esper.tolaria.pulse import Pulse
@@ -168,26 +173,72 @@ def test_workers_that_would_compute_other_results_are_refused_with_both_values(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_task_of_this_process_only_is_refused_on_processes_and_runs_on_threads(
-    tmp_path: Path,
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_a_task_of_this_process_only_is_refused_elsewhere_and_runs_on_threads(
+    engine: str, tmp_path: Path
 ) -> None:
-    job = tiny_job(tmp_path, run={"engine": "processes"})
-    with pytest.raises(ConfigError, match="registered in this process only"):
+    job = tiny_job(tmp_path, run={"engine": engine})
+    with pytest.raises(
+        ConfigError, match=f"'{engine}': task 'tiny' was registered in this process only; install"
+    ):
         run_job(job)
     assert list(tmp_path.iterdir()) == []
     assert tiny_run(tmp_path).history
 
 
-def test_replaced_parts_that_workers_need_are_refused_on_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_replaced_parts_that_workers_need_are_refused_elsewhere_and_work_on_threads(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Own(SharedBatchIterator):
         pass
 
-    monkeypatch.setattr(vectorized, "SharedBatchIterator", Own)
-    with pytest.raises(ConfigError, match="batch_iterator was replaced"):
-        run_job(digits_job(tmp_path, engine="processes"))
-    assert run_job(digits_job(tmp_path)).history
+    with monkeypatch.context() as patched:
+        patched.setattr(vectorized, "SharedBatchIterator", Own)
+        with pytest.raises(ConfigError, match=f"'{engine}': batch_iterator was replaced"):
+            run_job(digits_job(tmp_path, engine=engine))
+        assert run_job(digits_job(tmp_path)).history
+    monkeypatch.setattr(vectorized.torch_amp, "autocast", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match=f"'{engine}': autocast was replaced"):
+        run_job(digits_job(tmp_path, engine=engine))
+
+
+def serve_fatal_env(descriptors: Sequence[int]) -> int:
+    """Run a worker that dies whenever its env 2 begins to train for step 1 of the first round."""
+    begin_train = TrainingWork.begin_train
+
+    def fatal(work: TrainingWork, env: ParallelEnvState, step: int) -> None:
+        if (env.env_idx, env.round_index, step) == (2, 0, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin_train(work, env, step)
+
+    TrainingWork.begin_train = fatal  # type: ignore[method-assign]
+    return serve(descriptors)
+
+
+def test_an_env_that_ends_its_worker_twice_is_quarantined_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ForkServer(f"{__name__}:serve_fatal_env")
+    monkeypatch.setattr(engines, "_FORK_SERVER", server)
+
+    run_dir = run_job(digits_job(tmp_path, engine="processes", workers=2)).run_dir
+
+    server.close()
+    events = read_events(run_dir / "events.jsonl")
+    (failed,) = (event for event in events if event.event_type is EventType.ENV_FAILED)
+    assert isinstance(failed.data, EnvFailed)
+    assert (failed.env_id, failed.data.phase, failed.data.error_type) == (
+        *(2, "train"),
+        "WorkerLostError",
+    )
+    assert "2 workers were lost while they worked on it" in failed.data.message
+    # The env beside it on the same worker, and those of the other worker, reach their end.
+    outcomes = [event for event in events if isinstance(event.data, EpisodeOutcome)]
+    num_steps = [event.data.num_steps for event in outcomes]
+    assert sorted(num_steps) == [1, *[4] * 7]
+    (restarted,) = operational_events(run_dir)
+    assert restarted["event_type"] == EventType.WORKER_RESTARTED
 
 
 JUNK = [b"", b"\xc1", b"\x91" * 100_000, msgspec.msgpack.encode({"type": "Train", "step": 0})]

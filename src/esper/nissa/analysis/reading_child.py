@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from esper.child_process import serve
+from esper.nissa.analysis.child_process import serve
 from esper.nissa.analysis.counting import CountTask, Tally, count_part
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from esper.child_process import ChildProcess
 from esper.leyline.errors import ContractError
+from esper.nissa.analysis.child_process import ChildProcess
 
 __all__ = ["run_tasks", "started"]
 

@@ -2,9 +2,8 @@
 
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -12,29 +11,27 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from esper.leyline.comparison import ArmRun, ComparisonReport, RunRequest
-from esper.leyline.config import DataSource, EngineKind, Job
+from esper.leyline.comparison import ArmRun, ComparisonReport
+from esper.leyline.config import EngineKind, Job
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
 from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
 from esper.runtime.datasets import TensorDataset
-from esper.runtime.sources import DataOrigin
 from esper.runtime.tasks import is_installed_task, registered_task
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.code_version import code_version
-from esper.simic.evaluation.run_process import RunProcess, run_processes
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker, warm_up_math
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.tolaria.devices import resolve_device, resolve_env_devices
-from esper.tolaria.stopping import StopFlag
+from esper.tolaria.stopping import CallerEvent, StopFlag
 from esper.tolaria.supervisor import stop_signals
 
 __all__ = ["RunStore", "compare"]
 
 MAX_RUN_BYTES: Final = 64 << 20
 Progress = Callable[[ArmRun, bool], None]
-"""Called for every run, with whether it was reused from the directory."""
+"""Called for every run, on the caller's thread, with whether it was reused from the directory."""
 
 
 class _Wanted(NamedTuple):
@@ -47,6 +44,13 @@ class _Wanted(NamedTuple):
     @property
     def key(self) -> tuple[str, int, int]:
         return self.arm.name, self.stratum, self.seed
+
+
+class _Made(NamedTuple):
+    """A run that is saved."""
+
+    run: ArmRun
+    is_reused: bool
 
 
 _Chain = Sequence[_Wanted]
@@ -108,14 +112,14 @@ def compare(
     seeds: Sequence[int],
     directory: Path,
     greedy: bool = False,
-    in_processes: bool = False,
     progress: Progress | None = None,
-    shutdown_event: threading.Event | None = None,
+    shutdown_event: CallerEvent | None = None,
 ) -> ComparisonReport:
     """Run the missing runs of every arm and seed, and return the report.
 
     Runs of the first seed run one at a time and measure the wall time; on the CPU the others run
-    in parallel, as many as there are lanes.
+    in parallel, each in a worker of its own: with `run.engine` auto in a process, or on a thread
+    if the task is registered only in this process.
 
     Args:
         job: the job to run; its seed is used for the bootstrap, its rounds are ignored.
@@ -123,8 +127,6 @@ def compare(
         seeds: one round of envs each, the same for all arms.
         directory: where runs are saved.
         greedy: policies take the most likely actions instead of sampling.
-        in_processes: parallel runs use a process each, which loads the data itself and is faster;
-            runs of a task that is registered only in this process use threads instead.
         progress: called for every run.
         shutdown_event: set it to stop at the next cancellation point.
     """
@@ -144,7 +146,6 @@ def compare(
             )
         bench = _Workbench(
             job=job,
-            arms=arms,
             store=store,
             stop=stop,
             dataset=load_data(job, stop),
@@ -156,7 +157,7 @@ def compare(
             # Ordered by seed, so that the runs of an interrupted comparison are paired.
             rest = [chain for chains in others for chain in chains]
             if _is_on_cpu(job):
-                bench.run_side_by_side(rest, in_processes=in_processes)
+                bench.run_side_by_side(rest)
             else:
                 bench.run_alone(rest)
         except InterruptedRunError:
@@ -198,44 +199,52 @@ class _Workbench:
     """Reuses saved runs or executes them."""
 
     job: Job
-    arms: Sequence[Arm]
     store: RunStore
     stop: StopFlag
     dataset: TensorDataset
     progress: Progress | None
     runs: dict[tuple[str, int, int], ArmRun] = field(default_factory=dict)
-    _idle: SimpleQueue[RunProcess] | None = None
-    """Idle worker processes; None if runs use threads of this process."""
-    _progress_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run_alone(self, chains: Sequence[_Chain]) -> None:
-        """Execute runs one after another, each on all lanes."""
+        """Execute runs one after another, each on all workers."""
         for chain in chains:
-            self._follow(chain, is_alone=True)
+            for made in self._follow(chain, is_alone=True):
+                self._report(made)
 
-    def run_side_by_side(self, chains: Sequence[_Chain], *, in_processes: bool) -> None:
-        """Execute as many runs at a time as there are lanes; after a failure none is started."""
-        num_workers = num_lanes_for(self.job.run.lanes, len(chains))
-        if not in_processes or not is_installed_task(self.job.training.task):
-            self._run_on_threads(chains, num_workers)
-            return
-        with run_processes(num_workers) as processes:
-            self._idle = SimpleQueue()
-            for process in processes:
-                self._idle.put(process)
-            self._run_on_threads(chains, num_workers)
-
-    def _run_on_threads(self, chains: Sequence[_Chain], num_workers: int) -> None:
-        with ThreadPoolExecutor(num_workers, thread_name_prefix="esper-run") as pool:
-            waiting = [pool.submit(self._follow, chain, is_alone=False) for chain in chains]
+    def run_side_by_side(self, chains: Sequence[_Chain]) -> None:
+        """Execute as many runs at a time as there are workers; after a failure none is started."""
+        num_runs = num_lanes_for(self.job.run.workers or self.job.run.lanes, len(chains))
+        made: SimpleQueue[_Made | Future[None]] = SimpleQueue()
+        with ThreadPoolExecutor(num_runs, thread_name_prefix="esper-run") as pool:
+            waiting = [pool.submit(self._hand_over, chain, made) for chain in chains]
+            for ended in waiting:
+                ended.add_done_callback(made.put)
+            num_left = len(waiting)
             try:
-                for done in as_completed(waiting):
-                    done.result()
+                while num_left:
+                    match made.get():
+                        case _Made() as one:
+                            self._report(one)
+                        case ended:
+                            ended.result()
+                            num_left -= 1
             except BaseException as error:
                 pool.shutdown(cancel_futures=True)
+                while not made.empty():  # saved meanwhile
+                    if isinstance(last := made.get(), _Made):
+                        self._report(last)
                 raise _cause_among(waiting) or error from None
 
-    def _follow(self, chain: _Chain, *, is_alone: bool) -> None:
+    def _hand_over(self, chain: _Chain, made: SimpleQueue[_Made | Future[None]]) -> None:
+        for one in self._follow(chain, is_alone=False):
+            made.put(one)
+
+    def _report(self, made: _Made) -> None:
+        if self.progress is not None:
+            self.progress(made.run, made.is_reused)
+
+    def _follow(self, chain: _Chain, *, is_alone: bool) -> Iterator[_Made]:
+        """Yield the runs of a chain as they are executed or found."""
         for wanted in chain:
             self.stop.checkpoint()
             kept = self.store.read(*wanted)
@@ -245,28 +254,13 @@ class _Workbench:
             if kept is None:
                 self.store.write(run, wanted.arm)
             self.runs[wanted.key] = run
-            with self._progress_lock:
-                if self.progress is not None:
-                    self.progress(run, kept is not None)
+            yield _Made(run, kept is not None)
 
     def _run(self, wanted: _Wanted, *, is_alone: bool) -> ArmRun:
         copied = wanted.arm.copies
         model = None if copied is None else self.runs[wanted._replace(arm=copied).key]
-        if is_alone:
-            return self._run_here(wanted, model, self.job)
-        # One thread per run: the runs themselves take the cores.
-        options = msgspec.structs.replace(self.job.run, lanes=1, engine=EngineKind.THREADS)
-        job = msgspec.structs.replace(self.job, run=options)
-        if self._idle is None:
-            run = self._run_here(wanted, model, job)
-        else:
-            run = self._run_in_process(wanted, model, job, self._idle)
-        # The wall time of a run that shared the machine with others is meaningless.
-        return msgspec.structs.replace(run, wall_s=None)
-
-    def _run_here(self, wanted: _Wanted, model: ArmRun | None, job: Job) -> ArmRun:
-        return run_arm(
-            job,
+        run = run_arm(
+            self.job if is_alone else _beside_others(self.job),
             wanted.arm,
             stratum=wanted.stratum,
             seed=wanted.seed,
@@ -275,26 +269,16 @@ class _Workbench:
             model=model,
             dataset=self.dataset,
         )
+        # The wall time of a run that shared the machine with others is meaningless.
+        return run if is_alone else msgspec.structs.replace(run, wall_s=None)
 
-    def _run_in_process(
-        self, wanted: _Wanted, model: ArmRun | None, job: Job, idle: SimpleQueue[RunProcess]
-    ) -> ArmRun:
-        # All processes must use the same data: real or synthetic as resolved here.
-        is_synthetic = self.dataset.origin is DataOrigin.SYNTHETIC
-        source = DataSource.SYNTHETIC if is_synthetic else DataSource.REAL
-        training = msgspec.structs.replace(job.training, data=source)
-        request = RunRequest(
-            job=msgspec.structs.replace(job, training=training),
-            arms=tuple(arm.name for arm in self.arms),
-            arm=wanted.arm.name,
-            stratum=wanted.stratum,
-            digest=wanted.arm.digest(wanted.stratum),
-            seed=wanted.seed,
-            is_greedy=self.store.greedy,
-            model=model,
-        )
-        process = idle.get()
-        try:
-            return process.execute(request, self.stop)
-        finally:
-            idle.put(process)
+
+def _beside_others(job: Job) -> Job:
+    """Return the job of a run that others run beside: with one worker, as these take the cores."""
+    kind = job.run.engine
+    if kind is EngineKind.AUTO:
+        # Small networks share one interpreter badly, even if each run has few envs and steps.
+        is_elsewhere = is_installed_task(job.training.task)
+        kind = EngineKind.PROCESSES if is_elsewhere else EngineKind.THREADS
+    options = msgspec.structs.replace(job.run, engine=kind, workers=1, lanes=1)
+    return msgspec.structs.replace(job, run=options)

@@ -23,11 +23,12 @@ from esper.simic.training.assembly.worker_setup import (
 )
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.ray_worker import RayWorker
-from esper.tolaria.engine import Port, WorkerEngine
+from esper.tolaria.engine import Connection, WorkerEngine
 from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.process_port import ProcessPort
 from esper.tolaria.ray_cluster import RayCluster
 from esper.tolaria.ray_port import RayPort
+from esper.tolaria.remote_port import RemotePort
 from esper.tolaria.replay import start_ports
 from esper.tolaria.stopping import StopFlag
 
@@ -219,11 +220,11 @@ def _ray_port(spec: WorkerSpec, stop: StopFlag) -> RayPort:
 
 
 def _start(
-    make_port: Callable[[WorkerSpec, StopFlag], ProcessPort | RayPort],
+    make_port: Callable[[WorkerSpec, StopFlag], RemotePort],
     spec: WorkerSpec,
     stop: StopFlag,
     expected: WorkerIdentity,
-) -> Port:
+) -> Connection:
     """Start a worker and wait until it is ready; refuse one that would compute other results."""
     port = make_port(spec, stop)
     try:

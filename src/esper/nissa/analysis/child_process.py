@@ -1,4 +1,4 @@
-"""Child processes of Esper: modules that answer requests, with one JSON line each way.
+"""Child processes that read logs: modules that answer requests, with one JSON line each way.
 
 The parent starts `python -m MODULE`, and the module calls `serve`. A reply contains a result, or
 the error that the parent raises in its place.
@@ -6,7 +6,6 @@ the error that the parent raises in its place.
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -22,8 +21,6 @@ __all__ = ["ChildProcess", "serve"]
 
 Result = TypeVar("Result", bound=msgspec.Struct)
 
-POLL_S: Final = 0.1
-"""Interval at which a waiting parent calls its check."""
 _ERRORS: Final = {ExitCode.USAGE: UsageError, ExitCode.INTERNAL: ContractError}
 
 
@@ -61,14 +58,11 @@ class ChildProcess:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
 
-    def receive(
-        self, kind: type[Result], *, check: Callable[[], object] | None = None
-    ) -> Result | None:
+    def receive(self, kind: type[Result]) -> Result | None:
         """Wait for the result of a request; return None if the child has ended without a reply.
 
         Args:
             kind: type of the result.
-            check: called regularly during the wait; may raise to end it.
 
         Raises:
             UsageError: if the child raised one.
@@ -76,8 +70,6 @@ class ChildProcess:
             RunFailedError: if the child raised another error of Esper.
         """
         assert self._process.stdout is not None, "stdout is a pipe"
-        while check is not None and not select.select([self._process.stdout], [], [], POLL_S)[0]:
-            check()
         line = self._process.stdout.readline()
         # A child that is killed while it writes leaves an incomplete line.
         if not line.endswith(b"\n"):

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esper.child_process import ChildProcess
 from esper.leyline.errors import ContractError, RunFailedError, UsageError
+from esper.nissa.analysis.child_process import ChildProcess
 
 _MODULE = """
 import msgspec
-from esper.child_process import serve
+from esper.nissa.analysis.child_process import serve
 from esper.leyline import errors
 
 class Number(msgspec.Struct):
@@ -81,17 +81,6 @@ def test_killed_child_has_no_reply_but_an_exit_code(child: ChildProcess) -> None
     os.kill(child.pid, signal.SIGKILL)
     assert ask(child, Number(1)) is None
     assert child.exit_code() == -signal.SIGKILL
-
-
-def test_check_may_end_the_wait(child: ChildProcess) -> None:
-    os.kill(child.pid, signal.SIGSTOP)
-    child.send(Number(1))
-
-    def check() -> None:
-        raise InterruptedError("enough")
-
-    with pytest.raises(InterruptedError, match="enough"):
-        child.receive(Number, check=check)
 
 
 @pytest.mark.usefixtures("child")
