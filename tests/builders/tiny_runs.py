@@ -14,6 +14,9 @@ from esper.simic.training.vectorized import run_job
 
 Settings = Mapping[str, Any]
 
+SETTINGS: Settings = {"n_episodes": 2, "max_epochs": 4, "batch_size_per_env": 12}
+"""Four batches of 12 samples in each of the four steps of a round."""
+
 
 def tiny_job(
     telemetry_dir: Path, *, run: Settings | None = None, task: str = TINY, **training: Any
@@ -21,7 +24,7 @@ def tiny_job(
     """Return a small job on a tiny task."""
     register_tiny_tasks()
     layer = {
-        "training": {"task": task, "n_episodes": 2, "max_epochs": 4, **training},
+        "training": {**SETTINGS, "task": task, **training},
         "run": {"telemetry_dir": str(telemetry_dir), "fsync": "never", **(run or {})},
     }
     job, _ = merge_job(("test", layer), tasks=all_tasks())
@@ -36,5 +39,5 @@ def tiny_run(telemetry_dir: Path, *, command: str = "ppo", **settings: Any) -> T
 def short_run(telemetry_dir: Path, task: str = TINY, *, lanes: int = 1, **settings: Any) -> Path:
     """Run one round, unless told otherwise, of two envs and return the run's directory."""
     run = {"lanes": lanes, **settings.pop("run", {})}
-    facts = {"n_episodes": 1, "n_envs": 2, "max_epochs": 3, **settings}
+    facts = {"n_episodes": 1, "n_envs": 2, "max_epochs": 3, "batch_size_per_env": None, **settings}
     return tiny_run(telemetry_dir, task=task, run=run, **facts).run_dir

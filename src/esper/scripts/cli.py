@@ -46,6 +46,7 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
     """
     try:
         arguments = parser.parse_args(argv)
+    # `main` returns its code, so that tests and other programs can call it.
     except SystemExit as stop:  # argparse has already printed its error or its help
         return int(stop.code or 0)
     command: Command = arguments.command

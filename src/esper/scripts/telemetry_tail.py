@@ -55,6 +55,7 @@ class _Stats:
 
 def run_tail(arguments: Namespace) -> int:
     """Show events of a file or a server until they end or the user interrupts."""
+    # A pipe gets the events as they are: `| jq` needs no flag.
     is_raw = arguments.json or not sys.stdout.isatty()
     stats = _Stats()
     try:

@@ -96,6 +96,7 @@ def _train(controller: str, arguments: Namespace) -> int:
     layers = layers_from(arguments)
     # With --json, stdout carries only the JSON; progress goes to stderr.
     watch = sys.stderr if arguments.json else sys.stdout
+    # By the public function, so that the command can do nothing that a program cannot.
     if controller == vectorized.POLICY_COMMAND:
         _, history = vectorized.train_ppo_vectorized(**_keywords(layers), watch=watch)
         _finish_output(history.result if arguments.json else None)
@@ -144,6 +145,7 @@ def _show_config(arguments: Namespace) -> int:
     from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
 
     job, _ = merge_job(*layers_from(arguments), tasks=all_tasks())
+    # Configurations are pasted into reports and chats.
     token = None if job.run.serve_token is None else "(hidden)"
     run = msgspec.structs.replace(job.run, serve_token=token)
     print_json(msgspec.structs.replace(job, run=run))

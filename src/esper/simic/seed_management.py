@@ -84,6 +84,7 @@ def handle_telemetry_escalation(
     """Raise the event verbosity for a few steps after an anomaly, then restore it."""
     if has_anomaly and config.auto_escalate:
         escalation = Escalation(steps_left=config.escalation_steps)
+    # Called every step, so that the level falls back by itself when the count has run out.
     hub.escalate_to(TelemetryLevel.DEBUG if escalation.steps_left else None)
     return escalation
 

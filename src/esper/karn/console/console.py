@@ -114,6 +114,7 @@ class Console:
         self._final_footer = tuple(map(printable, last))
         self._clock = clock
         self._model = ViewModel()
+        # Events arrive on the thread that reads the log, screens are drawn on the event loop.
         self._lock = threading.Lock()
         self._seen_alarms: set[tuple[str, int | None]] = set()
 
@@ -149,6 +150,8 @@ class Console:
         """Write the first alarm of its kind and env; the summary counts the others."""
         key = (event.event_type.value, event.env_id)
         is_grave = event.severity.rank >= Severity.ERROR.rank
+        # Each kind once: an alarm that repeats every step would push everything else off the
+        # screen.
         if key in self._seen_alarms or (self._is_quiet and not is_grave):
             return
         self._seen_alarms.add(key)

@@ -57,6 +57,7 @@ def judge(evidence: Evidence) -> Verdict:
     attention = _needs_attention(evidence)
     reasons = sorted(
         (*alive.reasons, *attention.reasons, *learning.reasons),
+        # Stable sorting keeps the order within a grade: alive, attention, learning.
         key=lambda reason: -reason.grade.rank,
     )
     return Verdict(
@@ -82,6 +83,7 @@ def _headline(alive: _Answer, learning: _Answer, attention: _Answer) -> str:
             "interrupted": "The run was interrupted",
         }[alive.word]
     prefix = "Finished" if alive.word == "completed" else "Running"
+    # Before the trend: a policy that seems to learn while its numbers fail must not look well.
     if attention.grade is Grade.ACT:
         return f"{prefix}, needs attention"
     if learning.word == "collecting":
@@ -125,10 +127,12 @@ def _does_learn(evidence: Evidence) -> _Answer:
     if len(returns) < LIMITS.rounds_to_judge:
         text = f"{len(returns)} of {LIMITS.rounds_to_judge} rounds needed to see a trend"
         return _Answer("collecting", Grade.UNKNOWN, (_learning_reason(Grade.UNKNOWN, text),))
+    # Two halves of a window rather than a fitted line: outliers at its ends count less.
     window = returns[-LIMITS.trend_rounds :]
     half = len(window) // 2
     early, late = window[:half], window[-half:]
     change = fmean(late) - fmean(early)
+    # The standard error of the difference of the two means.
     noise = math.sqrt((variance(early) + variance(late)) / half)
     word = "rising" if change > noise else "falling" if change < -noise else "flat"
     level = Grade.WATCH if word == "falling" else Grade.OK
@@ -172,6 +176,7 @@ def _alarm_reasons(evidence: Evidence) -> Iterator[Reason]:
 
 def _is_recent(alarm: AlarmView, evidence: Evidence) -> bool:
     if alarm.round is not None:
+        # The round before counts too: alarms about its update are emitted at its end.
         return alarm.round >= (evidence.progress.round or 0) - 1
     # Operational alarms, such as a slow subscriber, do not belong to a round.
     return evidence.now - alarm.last_ts <= RECENT_S

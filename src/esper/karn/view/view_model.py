@@ -83,6 +83,8 @@ class ViewModel:
         event_type = event.event_type
         self._counts[event_type.value] = self._counts.get(event_type.value, 0) + 1
         self._recent.append(event.ts)
+        # Operational events have numbers of their own and may be read late: they say nothing about
+        # the position in the run.
         if EVENT_SPECS[event_type].channel is Channel.RUN:
             self._follow(event)
         if is_alarm(event):
@@ -99,11 +101,15 @@ class ViewModel:
 
     def _follow(self, event: Event) -> None:
         """Check the sequence and update position, episode and round."""
+        # A view may begin in the middle of a log; only gaps after its first event are missing
+        # events.
         expected = event.seq if self._next_seq is None else self._next_seq
         self._num_missed += max(event.seq - expected, 0)
         self._next_seq = event.seq + 1
         if event.round is not None and event.round != self._live_round:
             self._live_round = event.round
+            # Counted per step until the round's own summary arrives; a new round starts from
+            # nothing.
             self._live_counts, self._live_successes = {}, {}
             self._touch("live_actions")
         self._progress.note(event)
@@ -222,6 +228,7 @@ class ViewModel:
         self._growth["num_germinated"] += data.seeds_germinated
         self._growth["num_fossilized"] += data.seeds_fossilized
         self._growth["num_pruned"] += data.seeds_pruned
+        # The round's totals include what was counted live.
         self._live_growth = dict.fromkeys(self._live_growth, 0)
         self._touch("growth")
 
@@ -258,6 +265,8 @@ class ViewModel:
         """Return the whole view at time `now`; None uses the time of the last event."""
         envs = self._env_views()
         progress, bus = self._progress_view(), self._bus_view()
+        # A finished log is shown as it was at its last event: no silence grows while it is looked
+        # at.
         now = progress.last_event_ts or 0.0 if now is None else now
         return Snapshot(
             version=self.version,
@@ -296,12 +305,14 @@ class ViewModel:
             progress=progress,
             verdict=self._verdict(now, progress, bus),
             replaced=self._replaced(since),
+            # Constant for a run, so they are part of the first patch only.
             thresholds=dict(THRESHOLDS) if since < 0 else UNSET,
             run=self._run if self._run is not None and self._is_new("run", since) else UNSET,
             rounds=_news(self._rounds.marks, since, self._rounds.rows.__getitem__),
             steps=_news(self._steps.marks, since, self._steps.rows.__getitem__),
             live_actions=self._action_mix() if self._is_new("live_actions", since) else UNSET,
             envs=changed_envs,
+            # A rank depends on all envs, even if only one of them has changed.
             attention=UNSET if changed_envs is UNSET else rank_envs(envs.values()),
             seeds=_news(self._seeds.marks, since, self._seeds.view),
             growth=self._growth_view() if self._is_new("growth", since) else UNSET,
@@ -319,6 +330,7 @@ class ViewModel:
             "envs": self._env_marks,
             "seeds": self._seeds.marks,
         }
+        # Changes too old to be remembered: the client gets the section as a whole.
         return tuple(name for name, marks in sections.items() if marks.since(since) is None)
 
     def _is_new(self, section: str, since: int) -> bool:

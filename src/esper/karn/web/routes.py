@@ -176,6 +176,8 @@ class _Viewer:
                 self._end(CloseCode.RUN_ENDED)  # with the last patch
             is_due = anyio.current_time() - self._sent_at >= HEARTBEAT_S
             if self._asked.is_set():
+                # Charged only for patches that the viewer asks for; those by the clock are bounded
+                # already.
                 await self.budget.spend(PATCH_UNITS)
             if self._version < self.feed.version or self._asked.is_set() or is_due:
                 await self._send_patch()
@@ -183,7 +185,10 @@ class _Viewer:
                 await self._asked.wait()
 
     async def _send_patch(self) -> None:
+        # A new event before the patch is made: a request that arrives meanwhile is not lost.
         self._asked = anyio.Event()
+        # Made when it can be sent, not before: a client that reads slowly gets one large patch
+        # later.
         patch = self.feed.patch(self._version, time.time(), self.selected_env)
         try:
             await self.websocket.send_text(_ENCODER.encode(patch).decode())

@@ -64,6 +64,7 @@ class _Link:
 
     def report(self, report: ServerReport) -> None:
         """Send a report without waiting."""
+        # Dropped rather than awaited: visitors must not be able to fill memory through reports.
         if self.writer.transport.get_write_buffer_size() < MAX_REPORT_BYTES:
             self.writer.write(_ENCODER.encode(report) + b"\n")
 

@@ -68,8 +68,10 @@ async def run_server_process(
                 await link.receive_reports()
                 tasks.cancel_scope.cancel()
         finally:
+            # Not closed: a server that does not read would keep the run waiting for its last bytes.
             link.writer.transport.abort()
         code = await anyio.to_thread.run_sync(_ended, process, EXIT_LIMIT_S)
+        # The run has ended and the server with it; every other end is worth an event.
         if not (hub.live.feed.is_closed and code == 0):
             _emit(hub, LiveServerStopped(reason=link.failure or _end_text(code)))
     finally:
@@ -87,6 +89,7 @@ def _start(listener: socket.socket) -> tuple["subprocess.Popen[bytes]", socket.s
     ours, theirs = socket.socketpair()
     numbers = (listener.fileno(), theirs.fileno())
     try:
+        # The listener is closed on this side: connections must be refused once the server is gone.
         with theirs, listener, _shielded():
             process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, *map(str, numbers)],
@@ -155,6 +158,7 @@ class _Link:
             if is_closed:
                 await self._send(LogEnd(is_complete=feed.is_complete))
                 return
+            # Waiting, not polling; several blocks that arrive meanwhile become one position.
             await feed.wait_for(next_seq)
 
     async def _send(self, command: ServerCommand) -> None:

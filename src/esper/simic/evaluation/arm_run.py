@@ -128,6 +128,8 @@ def _measure(grown: EvaluationRound, env_id: int, meter: FlopMeter) -> EpisodeMe
     seen = [env for step in grown.steps if (env := step.envs[env_id]) is not None]
     tests = [test for step in grown.tested if (test := step[env_id]) is not None]
     curve = tuple(test.accuracy_pct for test in tests)
+    # Chosen by validation, reported on the test split: choosing the best test accuracy would favour
+    # arms with noisy curves.
     best_step = max(range(len(seen)), key=lambda step: seen[step].signals.val_accuracy_pct)
     episode, last = grown.episodes[env_id], seen[-1]
     contributions = _fossil_contributions(last)

@@ -122,6 +122,8 @@ def _check_fences(device: torch.device) -> CheckRow:
         with fence.entered(is_training=False):
             fence.await_transfers()
             fence.record_stream(moved)
+            # Used at once: if the fence did not hold, the sum would read memory before the copy
+            # arrived.
             sums.append(moved.sum())
     fence.synchronize()
     num_wrong = materialize_num_wrong(sums, expected)

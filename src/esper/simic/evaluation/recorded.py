@@ -22,6 +22,7 @@ def last_recorded(run: Path) -> tuple[TopologyManifestRecorded, ...]:
     found: dict[int | None, TopologyManifestRecorded] = {}
     last_round: int | None = None
     for line in read_lines(log):
+        # Searching bytes is much faster than decoding, and nearly all lines are of other types.
         if _MARK not in line:
             continue
         try:

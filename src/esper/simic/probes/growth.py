@@ -28,6 +28,7 @@ def draw_fate(
     """Draw the fate of an env from its own stream; it depends on nothing else."""
     source = stream_seed(run_seed, purpose=StreamPurpose.PROBE, round=round_index, env=env_id)
     rng = Random(source)
+    # Drawn first: the kind does not depend on how many seeds an episode could have.
     kind = rng.randrange(len(spec.gain_pp))
     return Fate(kind, tuple(rng.random() < spec.dud_share for _ in range(num_seeds)))
 
@@ -66,6 +67,7 @@ def accuracy_pct(
     first, end = spec.cue_steps
     if first <= step < end:
         host += spec.cue_pp if fate.kind == 0 else -spec.cue_pp
+    # Interference of every pair, as strong as both are blended in.
     overlap = sum(one * other for one, other in combinations(alphas, 2))
     grown = host + sum(effects_pp) - spec.interference_pp * overlap
     return min(max(grown, 0.0), 100.0)

@@ -74,6 +74,7 @@ def detect_anomalies(
 
     `unstable` names its metrics that are not finite.
     """
+    # Hysteresis: entropy that wavers around its threshold does not start the count again each time.
     streaks = _streaks(state.low_entropy_streaks, update.heads)
     norm, health = update.gradient_norm, _gradient_health(update.gradient_norm)
     alarms = (
@@ -88,6 +89,8 @@ def detect_anomalies(
     )
     after = AnomalyState(
         low_entropy_streaks=streaks,
+        # After the drift was judged: compared with a mean that contains it, a jump would look
+        # smaller.
         gradient_norm_mean=_running_mean(state.gradient_norm_mean, norm),
         gradient_health_mean=_running_mean(state.gradient_health_mean, health),
     )
@@ -111,6 +114,7 @@ def note_idle_update(state: AnomalyState) -> AnomalyState:
 
 
 def _ratio_alarms(update: PPOUpdateCompleted) -> Iterator[Payload]:
+    # A hint where to look: the head with the largest ratio of its own.
     worst = max(update.heads, key=lambda head: update.heads[head].ratio_max or 0.0, default=None)
     if update.ratio_max is not None and update.ratio_max > RULES.max_ratio:
         yield RatioExplosionDetected(
@@ -191,6 +195,7 @@ def _lstm_alarms(health: LstmHealth | None) -> Iterator[Payload]:
             yield LstmAnomalyDetected(kind="nonfinite", state=name, rms=rms)
         elif rms < RULES.min_lstm_rms:
             yield LstmAnomalyDetected(kind="vanishing", state=name, rms=rms)
+        # The largest env, not the mean: one exploding state disappears among many healthy ones.
         elif env_max is not None and env_max > RULES.max_lstm_rms:
             yield LstmAnomalyDetected(kind="exploding", state=name, rms=env_max)
 

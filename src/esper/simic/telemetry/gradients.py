@@ -57,6 +57,7 @@ def gradient_ratio(
     seed_norm: float, num_seed_params: int, host_norm: float, num_host_params: int
 ) -> float:
     """Return the seed/host ratio of gradient norms, each divided by sqrt(number of parameters)."""
+    # A host at rest would make every seed look strong.
     if min(seed_norm, host_norm) < MIN_NORM or min(num_seed_params, num_host_params) == 0:
         return 0.0
     host = host_norm / math.sqrt(num_host_params) + MIN_NORM
@@ -70,6 +71,7 @@ def reading_of(norms: Sequence[float], ratio: float) -> GradientReading:
         ratio=ratio,
         health=gradient_health(norms),
         has_vanishing=any(norm < VANISHING_NORM for norm in norms),
+        # `not <=` and not `>`: NaN counts as exploding, too.
         has_exploding=any(not norm <= EXPLODING_NORM for norm in norms),
     )
 

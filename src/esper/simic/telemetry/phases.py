@@ -23,6 +23,8 @@ class PhaseProfiler:
         if not self.is_on:
             yield
             return
+        # Without waiting for a device: a phase that only queues GPU work looks short, and the one
+        # that waits for it long.
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield
