@@ -25,6 +25,7 @@ def arm(name: str, **changes: object) -> ArmSummary:
         best_pct=FIGURE,
         mean_pct=FIGURE,
         total_reward=FIGURE,
+        task_return=FIGURE,
         num_params_added=7.0,
         train_gflops=1.0,
         wall_s=2.0,
@@ -42,14 +43,17 @@ def arm(name: str, **changes: object) -> ArmSummary:
     return msgspec.structs.replace(plain, **changes)
 
 
-def contrast(first: str, second: str, final_pp: Estimate, reward: Estimate = FIGURE) -> Contrast:
+def contrast(
+    first: str, second: str, final_pp: Estimate, task_return: Estimate | None = FIGURE
+) -> Contrast:
     """Return how two arms differ."""
     return Contrast(
         first=first,
         second=second,
         final_pp=final_pp,
         mean_pp=FIGURE,
-        total_reward=reward,
+        total_reward=FIGURE,
+        task_return=task_return,
         probability=around(0.5, 0.1),
     )
 

@@ -40,7 +40,9 @@ def test_report_is_printed_as_a_table_and_written_as_a_page(
     output = capsys.readouterr()
     assert "wait - random" in output.out
     assert "seed 3  wait" in output.err
-    assert "wait - random" in page.read_text(encoding="utf-8")
+    for text in (output.out, page.read_text(encoding="utf-8")):
+        assert "wait - random" in text
+        assert "task return" in text
 
 
 def test_json_has_stdout_to_itself(
@@ -53,6 +55,7 @@ def test_json_has_stdout_to_itself(
     report = msgspec.json.decode(text, type=ComparisonReport)
     assert [arm.arm for arm in report.arms] == ["wait", "random"]
     assert report.seeds == (3, 4)
+    assert all(arm.task_return is not None for arm in report.arms)
 
 
 def test_report_can_be_kept_as_json_beside_the_tables(

@@ -94,9 +94,13 @@ def test_evaluation_reports_every_env_and_saves_a_network(
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == [
-        *("seed", "env", "test", "accuracy", "params", "added", "kept", "pruned", "reward")
+        *("seed", "env", "test", "accuracy", "params", "added", "kept", "pruned"),
+        *("task", "return", "reward"),
     ]
-    assert lines[-1].split()[0] == "mean"
+    name, *_, task_return, total = lines[-1].split()
+    assert name == "mean"
+    assert float(task_return) == pytest.approx(report["mean"]["task_return"], abs=0.005)
+    assert float(total) == pytest.approx(report["mean"]["total_reward"], abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ OTHERS = ("wait", "random", "heuristic", "periodic", "static-final")
 def report(
     gains: dict[str, Estimate] | None = None,
     *,
-    reward: Estimate = FIGURE,
+    task_return: Estimate | None = FIGURE,
     num_seeds: int = 20,
     **learned: object,
 ) -> ComparisonReport:
@@ -25,7 +25,7 @@ def report(
         *(arm(name, train_gflops=2.0) for name in OTHERS),
         seeds=tuple(range(num_seeds)),
         contrasts=tuple(
-            contrast("ppo:a", name, gains.get(name, around(10.0)), reward) for name in OTHERS
+            contrast("ppo:a", name, gains.get(name, around(10.0)), task_return) for name in OTHERS
         ),
     )
 
@@ -47,7 +47,8 @@ def test_nothing_measured_is_nothing_claimed() -> None:
         (report(), MET),
         (report({"random": around(0.5)}), NOT_MET),
         (report({"heuristic": around(-5.0)}), MET),
-        (report(reward=around(0.5)), NOT_MET),
+        (report(task_return=around(0.5)), NOT_MET),
+        (report(task_return=None), UNKNOWN),
         (report(num_seeds=19), NOT_MET),
         (report(num_policies=2), NOT_MET),
         (comparison(arm("ppo:a"), arm("heuristic")), UNKNOWN),
@@ -132,5 +133,6 @@ def test_difference_can_be_read_from_either_side() -> None:
     assert turned is not None
     assert (turned.first, turned.second) == ("b", "a")
     assert turned.final_pp == Estimate(value=-50.0, low=-65.0, high=-40.0)
+    assert turned.task_return == turned.final_pp
     assert turned.probability.value == pytest.approx(0.5)
     assert difference(found, "a", "c") is None

@@ -80,6 +80,7 @@ def difference(report: ComparisonReport, first: str, second: str) -> Contrast | 
                 mean_pp=_negated(found.mean_pp),
                 total_reward=_negated(found.total_reward),
                 probability=_negated(found.probability, total=1.0),
+                task_return=found.task_return and _negated(found.task_return),
             )
     return None
 
@@ -116,30 +117,35 @@ def share_kept(report: ComparisonReport) -> Share | None:
 
 def _better_than(name: str, others: Sequence[str], report: ComparisonReport | None) -> Claim:
     text = (
-        f"the learned policy beats `{others[0]}` and `{others[1]}` in return and final accuracy, "
-        f"95 % interval above zero, at least {MIN_SEEDS} held-out seeds and {MIN_POLICIES} policies"
+        f"the learned policy beats `{others[0]}` and `{others[1]}` in task return (without "
+        "shaping) and final accuracy, 95 % interval above zero, at least "
+        f"{MIN_SEEDS} held-out seeds and {MIN_POLICIES} policies"
     )
     learned = learned_arms(report)[:1] if report else []
     if report is None or not learned:
         return Claim(name, text, "", Outcome.UNKNOWN)
     found = [difference(report, learned[0].arm, other) for other in others]
     reported = [
-        f"over `{contrast.second}`: {estimate_text(contrast.final_pp)} pp, return "
-        f"{estimate_text(contrast.total_reward)}"
+        f"over `{contrast.second}`: {estimate_text(contrast.final_pp)} pp, task return "
+        f"{estimate_text(contrast.task_return, 2)}"
         for contrast in found
         if contrast is not None
     ]
     size = f"{len(report.seeds)} seeds, policies: {learned[0].num_policies}"
     is_large = len(report.seeds) >= MIN_SEEDS and learned[0].num_policies >= MIN_POLICIES
-    is_above = all(
-        # The lower end decides: above zero means the whole interval is.
-        contrast.final_pp.low > 0.0 and contrast.total_reward.low > 0.0
+    differences = [
+        figure
         for contrast in found
-        if contrast is not None
-    )
+        for figure in (contrast and contrast.final_pp, contrast and contrast.task_return)
+    ]
+    # The lower end decides: above zero means the whole interval is.
+    is_above = all(figure is not None and figure.low > 0.0 for figure in differences)
     outcome = Outcome.MET if is_large and is_above else Outcome.NOT_MET
     return Claim(
-        name, text, "; ".join((*reported, size)), Outcome.UNKNOWN if None in found else outcome
+        name,
+        text,
+        "; ".join((*reported, size)),
+        Outcome.UNKNOWN if None in differences else outcome,
     )
 
 

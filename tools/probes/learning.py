@@ -45,6 +45,7 @@ __all__ = [
     "blindfold",
     "job_of",
     "last_checkpoint",
+    "nothing_after_validation",
     "play",
     "play_round",
     "setup_of",
@@ -162,7 +163,7 @@ async def play_round(setup: RunSetup) -> tuple[StepResult, ...]:
                     control,
                     step,
                     profiler=PhaseProfiler(is_on=False),
-                    after_validation=_nothing,
+                    after_validation=nothing_after_validation,
                 )
                 for step in range(setup.job.training.max_epochs)
             ]
@@ -172,7 +173,8 @@ async def play_round(setup: RunSetup) -> tuple[StepResult, ...]:
         control.close()
 
 
-async def _nothing(_: StepEvidence) -> None: ...
+async def nothing_after_validation(_: StepEvidence) -> None:
+    """Do nothing between validation and decision."""
 
 
 @dataclass(eq=False, slots=True)

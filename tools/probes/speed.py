@@ -1,7 +1,7 @@
 """Measures how fast the probe engine is, alone and beside the control thread."""
 
 import time
-from functools import partial
+from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -9,10 +9,15 @@ import anyio
 from esper.leyline.actions import ActionSpec, Blueprint, Op
 from esper.leyline.episodes import is_last_step
 from esper.leyline.messages import StepDecision
+from esper.simic.telemetry.phases import PhaseProfiler
+from esper.simic.training.assembly.control_assembly import start_control
 from esper.simic.training.assembly.engines import build_engine
+from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.run_setup import RunSetup
+from esper.simic.training.step import ControlThread, run_step
+from esper.tolaria.engine import Engine
 from tools.markdown import table
-from tools.probes.learning import job_of, play_round, setup_of
+from tools.probes.learning import job_of, nothing_after_validation, setup_of
 
 __all__ = ["speed_table"]
 
@@ -20,40 +25,71 @@ NUM_ROUNDS: Final = 8
 PROBE: Final = "context"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuTime:
+    """Seconds that some rounds took, the first one excepted, which warms up."""
+
+    engine_s: float
+    """Of the lanes and of the event loop that drives them."""
+    control_s: float = 0.0
+
+
 def speed_table() -> str:
-    """Return the env-steps per second of CPU time and of wall time."""
+    """Return the env-steps per second of CPU time: of the engine, of control, and of both."""
     setup = setup_of(job_of(PROBE), command="ppo")
     training = setup.job.training
-    num_steps = training.n_envs * training.max_epochs
+    num_steps = NUM_ROUNDS * training.n_envs * training.max_epochs
+    with one_thread_per_worker():
+        alone, beside = anyio.run(_engine_alone, setup), anyio.run(_beside_control, setup)
     rows = [
-        ("engine alone", *_measured(partial(_engine_alone, setup), NUM_ROUNDS * num_steps)),
-        ("engine and control, no update", *_measured(partial(_beside, setup), num_steps)),
+        ("engine alone", alone.engine_s),
+        ("engine beside control", beside.engine_s),
+        ("control: observation, policy, rewards", beside.control_s),
+        ("engine and control", beside.engine_s + beside.control_s),
     ]
-    return table(("", "env-steps per CPU second", "env-steps per second"), rows)
+    cells = [(name, f"{num_steps / cpu_s:,.0f}") for name, cpu_s in rows]
+    return table(("", "env-steps per CPU second"), cells)
 
 
-def _measured(run: partial[object], num_steps: int) -> tuple[str, str]:
-    began_s, cpu_s = time.perf_counter(), time.process_time()
-    run()
-    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-    return f"{num_steps / cpu_s:,.0f}", f"{num_steps / wall_s:,.0f}"
+async def _beside_control(setup: RunSetup) -> CpuTime:
+    """Take the envs through some rounds with the decisions of a policy; updates do not count."""
+    control, engine = await start_control(setup), build_engine(setup.worker)
+    all_s = control_s = 0.0
+    for round_index in range(NUM_ROUNDS + 1):
+        all_before_s, control_before_s = time.process_time(), await control.run(time.thread_time)
+        await _play(setup, engine, control, round_index)
+        if round_index > 0:
+            control_s += await control.run(time.thread_time) - control_before_s
+            all_s += time.process_time() - all_before_s
+        await control.learn()
+    engine.close()
+    control.close()
+    return CpuTime(engine_s=all_s - control_s, control_s=control_s)
 
 
-def _beside(setup: RunSetup) -> None:
-    anyio.run(play_round, setup)
+async def _play(setup: RunSetup, engine: Engine, control: ControlThread, round_index: int) -> None:
+    await control.begin_round(round_index)
+    await engine.build_round(round_index)
+    for step in range(setup.job.training.max_epochs):
+        await run_step(
+            engine,
+            control,
+            step,
+            profiler=PhaseProfiler(is_on=False),
+            after_validation=nothing_after_validation,
+        )
 
 
-def _engine_alone(setup: RunSetup) -> None:
-    anyio.run(_drive, setup)
-
-
-async def _drive(setup: RunSetup) -> None:
+async def _engine_alone(setup: RunSetup) -> CpuTime:
     """Take the envs through some rounds in which each plants a seed."""
     engine, training = build_engine(setup.worker), setup.job.training
     plant = ActionSpec(op=Op.GERMINATE, slot_id=training.slots[0], blueprint=Blueprint.CONV_LIGHT)
     wait = ActionSpec(slot_id=training.slots[0])
     blank = (None,) * training.n_envs
-    for round_index in range(NUM_ROUNDS):
+    began_s = 0.0
+    for round_index in range(NUM_ROUNDS + 1):
+        if round_index == 1:
+            began_s = time.process_time()
         await engine.build_round(round_index)
         for step in range(training.max_epochs):
             await engine.train_pass(step)
@@ -68,4 +104,6 @@ async def _drive(setup: RunSetup) -> None:
                     previous_rewards=blank,
                 )
             )
+    spent_s = time.process_time() - began_s
     engine.close()
+    return CpuTime(engine_s=spent_s)

@@ -41,6 +41,8 @@ class EpisodeMeasure(msgspec.Struct, frozen=True, kw_only=True):
     num_fossils_positive: int
     """Measured fossils with a positive contribution."""
     total_reward: float
+    task_return: float
+    """The reward without shaping."""
     topology: TopologyManifestRecorded
     """The network at the end, as the event of an episode records it."""
 
@@ -101,6 +103,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     curve_low_pct: tuple[float, ...]
     """Quartiles over runs, step by step, here and below."""
     curve_high_pct: tuple[float, ...]
+    task_return: Estimate | None = None
+    """Interquartile mean; None in reports of versions that did not measure it."""
 
     @property
     def positive_fossils_pct(self) -> float | None:
@@ -121,6 +125,8 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     total_reward: Estimate
     probability: Estimate
     """Probability that a run of the first arm ends with higher accuracy than one of the second."""
+    task_return: Estimate | None = None
+    """Mean difference; None in reports of versions that did not measure it."""
 
 
 class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ class EnvScore(msgspec.Struct, frozen=True, kw_only=True):
     num_params_added: int
     """Parameters of the seeds at the end."""
     episode: EpisodeRecord
-    """Validation accuracy, seed counts, total reward and rollbacks of the episode."""
+    """Validation accuracy, seed counts, rewards and rollbacks of the episode."""
 
 
 class MeanScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +32,8 @@ class MeanScore(msgspec.Struct, frozen=True, kw_only=True):
     num_fossilized: float | None
     num_pruned: float | None
     total_reward: float | None
+    task_return: float | None
+    """The reward without shaping."""
 
 
 class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):

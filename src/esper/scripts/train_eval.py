@@ -88,11 +88,15 @@ def _lines(report: EvaluationReport) -> Iterable[str]:
             str(score.num_params_added),
             str(score.episode.num_fossilized),
             str(score.episode.num_pruned),
-            f"{score.episode.total_reward:+.2f}",
+            _reward(score.episode.task_return),
+            _reward(score.episode.total_reward),
         )
         for score in report.envs
     ]
-    head = ("seed", "env", "test accuracy", "params added", "kept", "pruned", "reward")
+    head = (
+        *("seed", "env", "test accuracy", "params added", "kept", "pruned"),
+        *("task return", "reward"),
+    )
     yield from _table([head, *rows, _mean_row(report.mean)])
 
 
@@ -104,12 +108,17 @@ def _mean_row(mean: MeanScore) -> tuple[str, ...]:
         _number(mean.num_params_added, ""),
         _number(mean.num_fossilized, ""),
         _number(mean.num_pruned, ""),
-        "-" if mean.total_reward is None else f"{mean.total_reward:+.2f}",
+        _reward(mean.task_return),
+        _reward(mean.total_reward),
     )
 
 
 def _number(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:.1f}{unit}"
+
+
+def _reward(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -17,7 +17,14 @@ from esper.leyline.comparison import Estimate
 
 REPORT = comparison(
     arm("ppo:a.pt", is_on_front=True, final_pct=around(86.94, 1.0), total_reward=around(-2.0, 0.5)),
-    arm("wait", num_fossils_measured=4, num_fossils_positive=3, wall_s=None, equal_flops_pct=51.26),
+    arm(
+        "wait",
+        task_return=None,
+        num_fossils_measured=4,
+        num_fossils_positive=3,
+        wall_s=None,
+        equal_flops_pct=51.26,
+    ),
 )
 
 
@@ -38,7 +45,8 @@ def test_scores_have_intervals_and_mark_the_front() -> None:
     assert on_front[0] == f"ppo {FRONT_MARK}"
     assert other[0] == "wait"
     assert on_front[1] == "86.9 (85.9 to 87.9)"
-    assert on_front[4] == "-2.0 (-2.5 to -1.5)"
+    assert (on_front[4], other[4]) == ("50.00 (40.00 to 65.00)", "-")
+    assert on_front[5] == "-2.0 (-2.5 to -1.5)"
 
 
 def test_costs_show_what_was_not_measured_as_a_dash() -> None:
@@ -57,7 +65,8 @@ def test_differences_may_be_restricted_to_some_pairs() -> None:
     [row] = differences_table(REPORT, (only,)).rows
     assert row[0] == "wait - ppo"
     assert row[1] == "-3.0 (-3.2 to -2.8)"
-    assert row[4] == "0.50 (0.40 to 0.60)"
+    assert row[3] == "50.00 (40.00 to 65.00)"
+    assert row[5] == "0.50 (0.40 to 0.60)"
 
 
 def test_training_runs_are_listed_with_their_alarms() -> None:

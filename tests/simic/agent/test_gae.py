@@ -50,6 +50,16 @@ def gae_by_hand(rows: list[dict[str, float]]) -> list[float]:
     return advantages
 
 
+def paid_by_hand(rows: list[dict[str, float]]) -> list[float]:
+    """Sum the discounted rewards of each row's own segment, term by term."""
+    paid = []
+    for step, row in enumerate(rows):
+        end = next((later for later in range(step, len(rows)) if rows[later]["end"]), step)
+        rest = (GAMMA ** (later - step) * rows[later]["reward"] for later in range(step, end + 1))
+        paid.append(sum(rest) if row["valid"] else 0.0)
+    return paid
+
+
 def gae_of(episodes: list[list[dict[str, float]]]) -> Advantages:
     columns = {
         name: torch.tensor([[row[name] for row in rows] for rows in episodes], dtype=torch.float64)
@@ -82,6 +92,8 @@ def test_advantages_equal_the_brute_force_sum_over_a_thousand_episodes() -> None
                 for advantage, row in zip(expected, rows, strict=True)
             ]
             assert result.returns[env].tolist() == pytest.approx(returns, abs=1e-10)
+            paid = paid_by_hand(rows)
+            assert result.realized[env].tolist() == pytest.approx(paid, abs=1e-10)
 
 
 def test_each_env_has_the_advantages_it_would_have_alone() -> None:

@@ -22,6 +22,7 @@ from esper.simic.agent import ppo_update
 from esper.simic.agent.gae import Advantages
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import Coefficients
+from esper.simic.agent.ppo_metrics import LossMetrics, materialize_figures, materialize_heads
 from esper.simic.agent.ppo_update import (
     UpdateBatch,
     UpdateTrace,
@@ -654,6 +655,62 @@ def test_masks_are_stored_with_the_decision_and_not_shared_with_it() -> None:
 
     stored = agent.buffer._rows.masks
     assert all(torch.equal(getattr(stored, name)[:, 0], kept) for name, kept in before.items())
+
+
+def gradient_norm(module: torch.nn.Module) -> float:
+    squares = [item.grad.square().sum() for item in module.parameters() if item.grad is not None]
+    return math.sqrt(float(sum(squares)))
+
+
+def test_metrics_of_a_step_are_those_of_its_decisions() -> None:
+    # Without clipping, the gradients that are left in place are those that were measured.
+    agent = small_agent(num_epochs=1, num_minibatches=1, target_kl=None, max_grad_norm=1e9)
+    play_round(agent, rollbacks=ROLLBACKS)
+    batch = prepared(agent)
+    shift = 0.3 * torch.randn(batch.old_log_probs.shape, generator=generator(3))
+    batch = replace(batch, old_log_probs=batch.old_log_probs + shift)
+    with torch.no_grad():
+        evaluation = ppo_update.evaluate_actions(agent.network, batch)
+        ratios = ppo_update.compute_ratios(evaluation.log_probs, batch)
+    clip = agent.config.clip_ratio
+
+    trace = run(agent, batch)
+
+    [found] = materialize_figures(LossMetrics, trace.losses)
+    joint, credit = ratios.joint[batch.is_decision], batch.advantages[batch.is_decision]
+    high, low = joint > 1 + clip, joint < 1 - clip
+    chosen = evaluation.log_probs[batch.is_learnable]
+    expected = {
+        "clip_fraction": (high.sum() + low.sum()) / len(joint),
+        "clip_fraction_positive": high[credit > 0].sum() / len(joint),
+        "clip_fraction_negative": low[credit < 0].sum() / len(joint),
+        "ratio_mean": joint.mean(),
+        "ratio_std": joint.std(unbiased=False),
+        "ratio_min": joint.min(),
+        "ratio_max": joint.max(),
+        "log_prob_min": chosen.min(),
+        "log_prob_max": chosen.max(),
+        "entropy": evaluation.entropies[batch.is_learnable].mean(),
+        "value_gradient_norm": gradient_norm(agent.network.value),
+        "q_gradient_norm": gradient_norm(agent.network.q),
+    }
+    assert 0.0 < float(expected["clip_fraction_positive"]) < float(expected["clip_fraction"])
+    for name, value in expected.items():
+        assert getattr(found, name) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+    [heads] = materialize_heads(trace.heads)
+    for place, head in enumerate(HEADS):
+        mask, free = batch.is_learnable[..., place], batch.is_available[..., place]
+        mine = ratios.heads[..., place][mask]
+        assert heads[head].learnable_fraction == pytest.approx(
+            int(mask.sum()) / int((batch.value_weights > 0).sum())
+        )
+        if free.any():
+            seen = evaluation.available_entropies[..., place][free].mean()
+            assert heads[head].entropy == pytest.approx(float(seen), rel=1e-4)
+        if mask.any():
+            assert heads[head].ratio_max == pytest.approx(float(mine.max()), rel=1e-4)
+            is_clipped = (mine > 1 + clip) | (mine < 1 - clip)
+            assert heads[head].clip_fraction == pytest.approx(float(is_clipped.float().mean()))
 
 
 def test_cancellation_is_asked_for_between_minibatches() -> None:

@@ -5,6 +5,7 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -77,6 +78,8 @@ def test_testing_after_every_step_changes_nothing_of_the_run(job: Job) -> None:
 
     assert [env.final_pct for env in run.envs] == [e.test_accuracy_pct for e in report.envs]
     assert [env.total_reward for env in run.envs] == [e.episode.total_reward for e in report.envs]
+    assert [env.task_return for env in run.envs] == [e.episode.task_return for e in report.envs]
+    assert report.mean.task_return == pytest.approx(fmean(env.task_return for env in run.envs))
     assert [env.num_params_added for env in run.envs] == [e.num_params_added for e in report.envs]
 
 
@@ -397,6 +400,7 @@ def measure(final_pct: float, **changes: object) -> EpisodeMeasure:
         num_fossils_measured=0,
         num_fossils_positive=0,
         total_reward=final_pct,
+        task_return=final_pct / 10,
         topology=TopologyManifestRecorded(host_params=1, total_params=1, slots=()),
     )
     return msgspec.structs.replace(plain, **changes)
@@ -432,6 +436,8 @@ def test_steady_gain_is_a_contrast_without_spread(job: Job) -> None:
     (contrast,) = summarize(job, [GOOD, BAD], runs).contrasts
 
     assert (contrast.final_pp.low, contrast.final_pp.high) == pytest.approx((1.0, 1.0))
+    assert contrast.task_return is not None
+    assert (contrast.task_return.low, contrast.task_return.high) == pytest.approx((0.1, 0.1))
     assert contrast.probability.value == pytest.approx(6 / 9)
 
 

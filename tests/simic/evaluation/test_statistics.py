@@ -1,6 +1,7 @@
 """Statistics against closed forms and brute force."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -139,16 +140,42 @@ def simulated(rng: np.random.Generator, num_policies: int, spread: float) -> lis
     return [ArmScores(learned, "policies"), *alone(luck + rng.normal(0, 0.7, size=20))]
 
 
+def coverage(simulate: Callable[[np.random.Generator], list[ArmScores]]) -> float:
+    """Return how often the interval of a difference that is 1 contains it."""
+    found = [
+        bootstrap(simulate(np.random.default_rng(run)), mean_difference, seed=run, num_draws=300)
+        for run in range(COVERAGE_RUNS)
+    ]
+    return sum(estimate.low <= 1.0 <= estimate.high for estimate in found) / COVERAGE_RUNS
+
+
 @pytest.mark.parametrize("num_policies", [3, 5])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
 def test_intervals_contain_the_truth_as_often_as_they_say(num_policies: int, spread: float) -> None:
-    hits = 0
-    for run in range(COVERAGE_RUNS):
-        arms = simulated(np.random.default_rng(run), num_policies, spread)
-        found = bootstrap(arms, mean_difference, seed=run, num_draws=300)
-        hits += found.low <= 1.0 <= found.high
+    share = coverage(partial(simulated, num_policies=num_policies, spread=spread))
 
-    assert 0.93 <= hits / COVERAGE_RUNS <= 0.97
+    assert 0.93 <= share <= 0.97
+
+
+def two_learned(rng: np.random.Generator, num_policies: int) -> list[ArmScores]:
+    """Return two arms whose policies differ much, the first better by 1 on average."""
+    luck = rng.normal(0, 1, size=20)
+    return [
+        ArmScores(
+            gain
+            + rng.normal(0, 1.0, size=(num_policies, 1))
+            + luck
+            + rng.normal(0, 0.5, size=(num_policies, 20)),
+            name,
+        )
+        for gain, name in ((1.0, "first"), (0.0, "second"))
+    ]
+
+
+@pytest.mark.parametrize("num_policies", [3, 5])
+def test_intervals_between_learned_arms_are_rather_too_wide(num_policies: int) -> None:
+    # Each set of policies is widened by itself, as if the other did not tell about its spread.
+    assert 0.96 <= coverage(partial(two_learned, num_policies=num_policies)) <= 0.99
 
 
 def test_bootstrap_is_the_same_for_the_same_seed_and_another_for_another() -> None:

@@ -38,11 +38,16 @@ def scores_table(report: ComparisonReport) -> Table:
             estimate_text(arm.final_pct),
             estimate_text(arm.best_pct),
             estimate_text(arm.mean_pct),
+            estimate_text(arm.task_return, 2),
             estimate_text(arm.total_reward),
         )
         for arm in report.arms
     ]
-    return Table(("arm", "final, %", "best, %", "mean over steps, %", "return"), rows)
+    head = (
+        *("arm", "final, %", "best, %", "mean over steps, %"),
+        *("task return", "return with shaping"),
+    )
+    return Table(head, rows)
 
 
 def costs_table(report: ComparisonReport) -> Table:
@@ -79,12 +84,16 @@ def differences_table(
             f"{labels[contrast.first]} - {labels[contrast.second]}",
             estimate_text(contrast.final_pp),
             estimate_text(contrast.mean_pp),
+            estimate_text(contrast.task_return, 2),
             estimate_text(contrast.total_reward),
             estimate_text(contrast.probability, 2),
         )
         for contrast in (report.contrasts if contrasts is None else contrasts)
     ]
-    head = ("difference", "final accuracy, pp", "mean over steps, pp", "return", "P(better)")
+    head = (
+        *("difference", "final accuracy, pp", "mean over steps, pp"),
+        *("task return", "return with shaping", "P(better)"),
+    )
     return Table(head, rows)
 
 
@@ -97,8 +106,10 @@ def training_table(learning: LearningReport) -> Table:
     return Table(("training run", "seed", "rounds", "verdict of its log", "alarms raised"), rows)
 
 
-def estimate_text(estimate: Estimate, digits: int = 1) -> str:
-    """Format an estimate with its interval."""
+def estimate_text(estimate: Estimate | None, digits: int = 1) -> str:
+    """Format an estimate with its interval; it may be missing."""
+    if estimate is None:
+        return "-"
     value, low, high = (
         f"{number:.{digits}f}" for number in (estimate.value, estimate.low, estimate.high)
     )

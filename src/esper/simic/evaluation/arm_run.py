@@ -147,6 +147,7 @@ def _measure(grown: EvaluationRound, env_id: int, meter: FlopMeter) -> EpisodeMe
         num_fossils_measured=len(contributions),
         num_fossils_positive=sum(value > 0.0 for value in contributions),
         total_reward=episode.total_reward,
+        task_return=episode.task_return,
         topology=grown.topologies[env_id],
     )
 

@@ -214,6 +214,7 @@ def _mean_of(scores: Sequence[EnvScore]) -> MeanScore:
         num_fossilized=_mean([episode.num_fossilized for episode in episodes]),
         num_pruned=_mean([episode.num_pruned for episode in episodes]),
         total_reward=_mean([episode.total_reward for episode in episodes]),
+        task_return=_mean([episode.task_return for episode in episodes]),
     )
 
 

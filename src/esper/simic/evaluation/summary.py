@@ -84,7 +84,7 @@ def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
     envs = [env for run in runs for env in run.envs]
     iqm = {
         name: bootstrap([_scores(arm, strata, name)], interquartile_mean, seed=seed)
-        for name in ("final_pct", "best_pct", "mean_pct", "total_reward")
+        for name in ("final_pct", "best_pct", "mean_pct", "task_return", "total_reward")
     }
     curves = [np.mean([env.curve_pct for env in run.envs], axis=0) for run in runs]
     alone_s = [run.wall_s for run in runs if run.wall_s is not None]
@@ -115,13 +115,14 @@ def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
 def _contrast(first: Arm, second: Arm, strata: _Strata, seed: int) -> Contrast:
     figures = {
         name: [_scores(arm, strata, name) for arm in (first, second)]
-        for name in ("final_pct", "mean_pct", "total_reward")
+        for name in ("final_pct", "mean_pct", "task_return", "total_reward")
     }
     return Contrast(
         first=first.name,
         second=second.name,
         final_pp=bootstrap(figures["final_pct"], mean_difference, seed=seed),
         mean_pp=bootstrap(figures["mean_pct"], mean_difference, seed=seed),
+        task_return=bootstrap(figures["task_return"], mean_difference, seed=seed),
         total_reward=bootstrap(figures["total_reward"], mean_difference, seed=seed),
         probability=_probability(figures["final_pct"], seed),
     )

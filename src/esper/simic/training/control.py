@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -247,14 +248,15 @@ class Control:
     def _contributions(self, evidence: StepEvidence) -> tuple[Tensor, Tensor]:
         """Return this step's measured contribution of each slot, for the auxiliary predictor."""
         slot_index = {slot_id: index for index, slot_id in enumerate(self.rules.slot_ids)}
-        contributions = torch.zeros(self.num_envs, len(slot_index))
-        is_measured = torch.zeros(self.num_envs, len(slot_index), dtype=torch.bool)
+        # Filled as an array: single elements of a tensor are slow to set.
+        contributions = np.zeros((self.num_envs, len(slot_index)), dtype=np.float32)
+        is_measured = np.zeros_like(contributions, dtype=np.bool_)
         for env_id, env in enumerate(evidence.envs):
             for seed in () if env is None else env.attribution.seeds:
                 place = (env_id, slot_index[seed.slot_id])
                 contributions[place] = seed.contribution_pp
                 is_measured[place] = True
-        return contributions, is_measured
+        return torch.from_numpy(contributions), torch.from_numpy(is_measured)
 
     def _roll_back(self, evidence: EnvEvidence, outcome: EnvOutcome) -> PenaltyOutcome:
         env_id, amount = outcome.env_id, rollback_penalty(self.death_penalty)

@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import HEAD_SPECS, HEADS, ActionSpec, Head, Op
+from esper.leyline.actions import HEAD_SPECS, HEADS, ActionSpec, Op
 from esper.leyline.errors import ContractError
 from esper.leyline.messages import DecisionDetail, LstmRow, PenaltyOutcome
 from esper.leyline.payloads import HeadChoice
@@ -26,6 +26,15 @@ from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import Decision, LstmState
 
 __all__ = ["PolicyController", "StepFacts"]
+
+# Attributes of enum members are slow, and every decision names all of them.
+_OP_NAMES: Final = tuple(op.name for op in Op)
+_HEAD_NAMES: Final = tuple(head.value for head in HEADS)
+_CHOICE_NAMES: Final = tuple(
+    None if choices is None else tuple(choice.name for choice in choices)
+    for choices in (HEAD_SPECS[head].choices for head in HEADS)
+)
+"""Of each head; None for slots, which an action names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,7 +274,7 @@ def _details(
     situation: Situation,
     value_unit: _Line,
 ) -> list[DecisionDetail]:
-    num_heads, num_ops = len(HEADS), len(Op)
+    num_heads, num_ops = len(_HEAD_NAMES), len(_OP_NAMES)
     details = []
     raw = situation.observations.observations
     for env_id, (chosen, row) in enumerate(
@@ -275,31 +284,24 @@ def _details(
         num_valid = [int(number) for number in row[2 * num_heads : 3 * num_heads]]
         probabilities = row[3 * num_heads : 3 * num_heads + num_ops]
         heads = {
-            head.value: HeadChoice(
-                choice=_name_of(head, choice, actions[env_id]),
+            name: HeadChoice(
+                choice=actions[env_id].slot_id if names is None else names[chosen[place]],
                 confidence=confidences[place],
                 entropy=entropies[place],
                 num_valid=num_valid[place],
             )
-            for place, (head, choice) in enumerate(zip(HEADS, chosen, strict=True))
+            for place, (name, names) in enumerate(zip(_HEAD_NAMES, _CHOICE_NAMES, strict=True))
         }
         is_waiting = actions[env_id].op is Op.WAIT
         details.append(
             DecisionDetail(
                 value_estimate=value_unit.at(row[-1]),
-                op_probabilities={
-                    op.name: value for op, value in zip(Op, probabilities, strict=True)
-                },
+                op_probabilities=dict(zip(_OP_NAMES, probabilities, strict=True)),
                 heads=heads,
                 observation_hash=None if is_waiting else _materialize_hash(raw[env_id]),
             )
         )
     return details
-
-
-def _name_of(head: Head, choice: int, action: ActionSpec) -> str:
-    choices = HEAD_SPECS[head].choices
-    return action.slot_id if choices is None else choices(choice).name
 
 
 def _materialize_hash(observation: Tensor) -> str:
