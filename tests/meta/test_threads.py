@@ -33,7 +33,7 @@ USERS = {
     "esper.karn.view.followed_log": "a log is read without blocking the loop",
     "esper.karn.web.server_process": "waits for the server's end without blocking the loop",
     # Below tolaria, and without torch.
-    "esper.child_process": "a child reads requests while it works on one",
+    "esper.nissa.analysis.child_process": "a child reads requests while it works on one",
     "esper.leyline.stop_signals": "only the main thread may install signal handlers",
     "esper.simic.evaluation.compare": "runs of a comparison are executed side by side",
 }
