@@ -49,6 +49,8 @@ def _on_workers(
 ) -> Iterator[Row]:
     """Compare whole runs on two workers with the bare loop; the ceiling sets the target."""
     torch.set_num_threads(1)
+    # Imports what processes need, or starts Ray.
+    run_workload(replace(workload, num_steps=1), engine=engine, workers=NUM_WORKERS)
     for command in COMMANDS:
         run = partial(run_workload, workload, command=command, engine=engine, workers=NUM_WORKERS)
         starts: list[float] = []

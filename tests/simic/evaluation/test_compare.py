@@ -15,6 +15,7 @@ from tests.builders.tiny_runs import tiny_job, tiny_run
 from tests.builders.tiny_tasks import TINY
 from tests.simic.training.runs import last_checkpoint
 from tests.simic.training.small_runs import read_events
+from tests.simic.training.worker_runs import note_worker_pids
 
 from esper.leyline.actions import Blueprint, Style
 from esper.leyline.comparison import ArmRun, ComparisonReport, EpisodeMeasure
@@ -590,16 +591,7 @@ def digits_job(tmp_path: Path, engine: str = "auto", **settings: Any) -> Job:
 
 @pytest.fixture
 def worker_pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which the process id of each worker process is added."""
-    pids: list[int] = []
-    start = ProcessPort.__init__
-
-    def noted(port: ProcessPort, *arguments: Any) -> None:
-        start(port, *arguments)
-        pids.append(port.pid)
-
-    monkeypatch.setattr(ProcessPort, "__init__", noted)
-    return pids
+    return note_worker_pids(monkeypatch)
 
 
 def test_a_comparison_in_worker_processes_one_of_them_killed_is_that_on_threads(

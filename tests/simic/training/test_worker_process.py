@@ -15,7 +15,7 @@ import pytest
 from tests.builders.tiny_runs import tiny_job, tiny_run
 from tests.simic.training.runs import last_checkpoint, operational_events
 from tests.simic.training.small_runs import read_events
-from tests.simic.training.worker_runs import digits_job, facts_of, run_facts
+from tests.simic.training.worker_runs import digits_job, facts_of, note_worker_pids, run_facts
 
 from esper.leyline.config import EngineKind
 from esper.leyline.errors import ConfigError, InterruptedRunError
@@ -294,14 +294,7 @@ def test_a_trace_on_processes_says_what_it_covers(tmp_path: Path) -> None:
 
 
 def test_workers_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pids: list[int] = []
-    start = ProcessPort.__init__
-
-    def noted(port: ProcessPort, *arguments: Any) -> None:
-        start(port, *arguments)
-        pids.append(port.pid)
-
-    monkeypatch.setattr(ProcessPort, "__init__", noted)
+    pids = note_worker_pids(monkeypatch)
     run_job(digits_job(tmp_path, engine="processes", workers=2))
 
     assert len(pids) == 2
