@@ -46,7 +46,10 @@ def test_other_files_of_a_run_are_watched_too(tmp_path: Path) -> None:
         tamper_while_writing(tmp_path, Case(name, deed))
 
 
-@pytest.mark.parametrize(("name", "deed"), list(zip(FILES, DEEDS_BEFORE_RESUME, strict=True)))
+@pytest.mark.parametrize(
+    ("name", "deed"),
+    [(EVENTS_FILE, symlink), *zip(FILES, reversed(DEEDS_BEFORE_RESUME), strict=True)],
+)
 def test_link_in_a_run_directory_is_refused_by_resume(
     name: str, deed: Deed, whole: Path, tmp_path: Path
 ) -> None:

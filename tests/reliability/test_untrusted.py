@@ -13,6 +13,7 @@ import torch
 from tests.builders.fingerprints import latest_checkpoint
 from tests.builders.tiny_runs import short_run
 from tests.builders.tiny_tasks import TINY
+from tools.soak.corpora import read_corpus
 from tools.soak.damage import SmallLog
 from tools.soak.frame_fuzz import frame_target, mutated
 from tools.soak.fuzz import (
@@ -23,6 +24,7 @@ from tools.soak.fuzz import (
     try_target,
     try_websocket,
 )
+from tools.soak.readers import READERS, open_reader
 from tools.soak.siege import rss_bytes
 
 from esper.leyline.errors import UnreadableFileError
@@ -44,6 +46,15 @@ def test_decoders_answer_mutated_bytes_with_a_value_or_a_sentence(
     rng = random.Random(1)
     for target in targets(tmp_path, log):
         try_target(target, rng, NUM_TIMES)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_inputs_that_guided_fuzzing_kept_are_read_or_refused(reader: str, tmp_path: Path) -> None:
+    inputs = read_corpus(reader)
+    assert inputs
+    with open_reader(reader, tmp_path) as read:
+        for data in inputs:
+            read(data)
 
 
 def test_commands_read_mutated_runs_without_a_traceback(log: SmallLog) -> None:

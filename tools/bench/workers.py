@@ -14,6 +14,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
+from tests.builders.fingerprints import fingerprint
 
 from esper.leyline.telemetry import EventType
 from esper.leyline.workers import Build, Command, Train, Validate
@@ -25,7 +26,6 @@ from tools.bench.pairing import Sample, bare_halves, seconds, spread
 from tools.bench.rows import Row, bench
 from tools.bench.training import COMMANDS, NUM_REPETITIONS, Costs, beside_bare_loop, timed
 from tools.bench.workloads import C64, DIGITS, FASHION, Workload, run_workload
-from tools.soak.fingerprints import fingerprint
 
 NUM_WORKERS: Final = 2
 MAX_PROCESSES_OVER_LIMIT: Final = 1.1

@@ -24,7 +24,7 @@ from esper.tolaria.stopping import StopFlag
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
-WAIT_S = 60.0
+WAIT_S = 600.0
 
 
 class Site(StrEnum):

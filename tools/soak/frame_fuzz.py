@@ -1,7 +1,7 @@
 """Fuzzing of what a websocket client sends.
 
 Every input is fed to the server's own protocol, on a transport in memory, in two halves after a
-valid handshake. `guided_frame_fuzz.py` is the coverage-guided form; the test suite mutates frames.
+valid handshake. Row L17 guides the fuzzing by coverage; the test suite mutates frames.
 """
 
 import asyncio

@@ -65,13 +65,18 @@ PROMISES = {
     "names and data reach the disk in any order.",
     "L16": "Of two processes that resume the same run, one wins and the other says so; the lock on "
     "the log is held from before the first change until the run ends.",
-    "L17": "Coverage-guided fuzzing finds no input that crashes a reader: checkpoints, "
-    "configuration files, IDX and tar files, log lines.",
+    "L17": "Coverage-guided fuzzing finds no input that crashes a reader: checkpoints, the resume "
+    "of a checkpoint with a changed header, configuration files, IDX and tar files, log lines, "
+    "websocket frames. The inputs that reached new code are kept in `tools/soak/corpora`, and the "
+    "test suite reads them again.",
     "L18": "A worker process that is killed with SIGKILL at any moment, even while it repeats a "
     "round in place of one that was killed before, is replaced, and the finished run is "
     "bit-identical to an undisturbed one. Two losses at one command that was never answered, which "
     "quarantine an env, are not part of this test.",
     "L19": "The same for Ray actors.",
+    "L20": "The tests of journal, blocks, resuming and access rules notice small defects in them: "
+    "operators, constants and conditions changed, calls, errors and return values removed. "
+    "Annotations, docstrings, texts of errors and flags of data classes are left alone.",
 }
 """The property that each row tests."""
 
@@ -157,7 +162,8 @@ def document_of(results: Results) -> str:
         "Written by `python -m tools.soak` from `tools/soak/results.json`; do not edit. "
         "`make soak` runs the long form of every test; `tests/reliability` contains a quick form "
         "of each for the normal test suite (L7: `tests/tools/test_soak.py`; L18, L19: "
-        "`tests/simic/training/test_worker_process.py`, `test_ray_worker.py`).",
+        "`tests/simic/training/test_worker_process.py`, `test_ray_worker.py`; L20: "
+        "`tests/tools/test_mutants.py`).",
     ]
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")

@@ -34,6 +34,7 @@ MODULES = {
     "L17": ("guided",),
     "L18": ("process_kills",),
     "L19": ("actor_kills",),
+    "L20": ("mutants",),
 }
 LONG = ("L17", "L10", "L16", "L6")
 """Started first, so that no core is left without work at the end."""

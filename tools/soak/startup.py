@@ -23,7 +23,7 @@ from esper.nissa.storage.journal import EVENTS_FILE
 
 QUICK_SIGNALS, FULL_SIGNALS = 30, 500
 MAX_DELAY_S = 3.0
-WAIT_S = 60.0
+WAIT_S = 600.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -20,7 +20,7 @@ from tools.bench.rows import Row
 from esper.leyline.errors import ExitCode
 from esper.nissa.analysis.validation import validate_run
 
-WAIT_S = 120.0
+WAIT_S = 600.0
 SMALL = ("--task", "digits", "--rounds", "1", "--envs", "1", "--episode-length", "1")
 UNKNOWN_USER = ("unshare", "--user", "--map-user=54321")
 

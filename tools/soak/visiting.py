@@ -24,7 +24,7 @@ NUM_VISITORS = 2
 WARM_UP_BYTES = 100_000
 SETTLE_S = 1.0
 LOOK_S = 0.25
-WAIT_S = 120.0
+WAIT_S = 600.0
 ATTACKS = tuple(kind for kind in KINDS if kind != "busy")
 FLAGS = ("--task", "digits", "--rounds", "1000000", "--envs", "2", "--episode-length", "5")
 

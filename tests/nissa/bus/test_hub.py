@@ -281,6 +281,17 @@ def test_removed_run_directory_is_a_failure(tmp_path: Path) -> None:
         hub.flush(WAIT_S)
 
 
+def test_change_of_a_log_that_is_rarely_written_is_noticed_at_the_next_flush(
+    tmp_path: Path,
+) -> None:
+    hub = hub_in(tmp_path)
+    (tmp_path / "operational.jsonl").write_text("foreign\n")
+    hub.emit(pruned())
+
+    with pytest.raises(TelemetryLostError, match=r"operational\.jsonl.*changed by another process"):
+        hub.flush(WAIT_S)
+
+
 @pytest.mark.anyio
 async def test_room_raises_the_failure(tmp_path: Path) -> None:
     files = FailingFiles()

@@ -195,3 +195,19 @@ def test_names_of_other_machines_are_not_loopback() -> None:
 def test_message_names_the_address() -> None:
     with pytest.raises(UsageError, match=r"^serving on 10\.0\.0\.1 allows remote connections; set"):
         Security(host="10.0.0.1")
+
+
+@pytest.mark.parametrize("headers", [{}, {"host": ":80"}, {"host": "["}])
+def test_request_without_a_name_is_for_no_server(headers: dict[str, str]) -> None:
+    request = Request(headers=headers, query={"token": "t"}, path="/", method="GET")
+    for host in ("XX", "box.example"):
+        refusal = Security(host=host, token="t").refusal(request)
+        assert refusal is not None
+        assert refusal.status == 400
+
+
+@pytest.mark.parametrize("token", ["XX", "\udcff"])
+def test_token_is_needed_whatever_it_is(token: str) -> None:
+    security = Security(host="127.0.0.1", token=token)
+    assert security.refusal(asked()) is not None
+    assert security.refusal(asked(query={"token": token})) is None

@@ -44,6 +44,11 @@ def test_block_cut_at_a_seq_has_the_lines_from_there_on(block: Block, offset: in
     assert cut.num_events == len(cut.lines())
 
 
+def test_block_of_which_nothing_is_cut_is_not_copied() -> None:
+    block = Block(4, 1, b"a\n")
+    assert block.from_seq(4) is block
+
+
 def test_empty_block_has_no_lines() -> None:
     assert Block(4, 0, b"").lines() == []
 
@@ -97,7 +102,9 @@ def test_record_follows_only_the_one_that_ends_where_it_begins() -> None:
     assert all(later.follows(earlier) for earlier, later in pairwise(records))
     assert not records[2].follows(records[0])
     assert not records[1].follows(None)
-    assert not CommitRecord(start=0, end=0, first_seq=0, last_seq=-1, crc=0).follows(None)
+    for last_seq in (-1, 0):
+        empty = CommitRecord(start=0, end=0, first_seq=0, last_seq=last_seq, crc=0)
+        assert not empty.follows(None)
 
 
 def test_records_are_read_up_to_the_first_that_does_not_fit(tmp_path: Path) -> None:

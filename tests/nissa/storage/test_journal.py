@@ -10,10 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nissa.making import FailingFiles, block, cut_back, line, read_events, seqs
 
-from esper.leyline.errors import TelemetryLostError, UnreadableFileError, UsageError
+from esper.leyline.errors import (
+    ForeignFileError,
+    TelemetryLostError,
+    UnreadableFileError,
+    UsageError,
+)
 from esper.nissa.storage.blocks import parse_commit_record
 from esper.nissa.storage.files import FileSystem
-from esper.nissa.storage.journal import Journal, open_journal
+from esper.nissa.storage.journal import Journal, claim_run, open_journal
 
 
 def opened(run_dir: Path, files: FileSystem | None = None) -> Journal:
@@ -309,3 +314,145 @@ def test_nearest_known_place_is_at_or_before_the_event(tmp_path: Path) -> None:
         assert data[:offset].count(b"\n") == place
     assert journal.offset_before(999)[0] > 0
     journal.close()
+
+
+def test_places_are_the_first_blocks_at_least_64_kib_apart(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    expected, start = [(0, 0)], 0
+    for _ in range(100):
+        next_block = block(journal.next_seq, 11)
+        if start - expected[-1][1] >= 65_536:
+            expected.append((next_block.first_seq, start))
+        start += len(next_block.data)
+        journal.append(next_block)
+    assert len(expected) > 2
+    seqs_asked = range(journal.next_seq)
+    assert sorted({journal.offset_before(seq) for seq in seqs_asked}) == expected
+    journal.close()
+    journal = opened(tmp_path)
+    assert sorted({journal.offset_before(seq) for seq in seqs_asked}) == expected
+    journal.close()
+
+
+class TrackingFiles(FailingFiles):
+    """Knows which descriptors are open, and what was synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_open: set[int] = set()
+        self.synced: list[str] = []
+        self.lock_error: OSError | None = None
+        self.truncate_error: OSError | None = None
+
+    def open(self, path: Path, flags: int) -> int:
+        descriptor = super().open(path, flags)
+        self.is_open.add(descriptor)
+        return descriptor
+
+    def close(self, descriptor: int) -> None:
+        self.is_open.remove(descriptor)
+        super().close(descriptor)
+
+    def lock(self, descriptor: int) -> None:
+        if self.lock_error is not None:
+            raise self.lock_error
+        super().lock(descriptor)
+
+    def truncate(self, descriptor: int, num_bytes: int) -> None:
+        if self.truncate_error is not None:
+            raise self.truncate_error
+        super().truncate(descriptor, num_bytes)
+
+    def fsync(self, descriptor: int) -> None:
+        super().fsync(descriptor)
+        self.synced.append("file")
+
+    def fsync_directory(self, path: Path) -> None:
+        super().fsync_directory(path)
+        self.synced.append("directory")
+
+
+def test_files_are_synced_once_after_each_change_and_a_new_name_at_once(tmp_path: Path) -> None:
+    files = TrackingFiles()
+    journal = opened(tmp_path, files)
+    assert files.synced == ["directory"]
+    journal.sync()
+    journal.append(block(0, 2))
+    journal.sync()
+    journal.sync()
+    journal.close()
+    opened(tmp_path, files).close()
+    assert files.synced == ["directory", "file", "file"]
+    cut_back(tmp_path, 0, files=files)
+    assert files.synced[-1] == "file"
+    assert not files.is_open
+
+
+@pytest.mark.parametrize("tail", [b"x", line(2)])
+def test_what_was_repaired_is_synced_before_the_log_goes_on(tmp_path: Path, tail: bytes) -> None:
+    write_blocks(tmp_path, 1, 1)
+    with (tmp_path / "events.jsonl").open("ab") as log:
+        log.write(tail)
+    files = TrackingFiles()
+    journal = opened(tmp_path, files)
+    assert files.synced == ["file", "file"]
+    journal.append(block(journal.next_seq, 1))
+    journal.close()
+    assert checked_seqs(tmp_path) == list(range(journal.next_seq))
+
+
+def test_nothing_stays_open_after_a_failure(tmp_path: Path) -> None:
+    write_blocks(tmp_path, 2)
+    holder, files = opened(tmp_path), TrackingFiles()
+    with pytest.raises(UsageError):
+        opened(tmp_path, files)
+    holder.close()
+    files.lock_error = OSError(5, "injected")
+    with pytest.raises(TelemetryLostError, match="injected"):
+        opened(tmp_path, files)
+    files.lock_error, files.truncate_error = None, OSError(5, "injected")
+    with pytest.raises(TelemetryLostError, match="injected"):
+        opened(tmp_path, files)
+    assert not files.is_open
+
+
+def test_claim_that_a_journal_took_over_closes_nothing(tmp_path: Path) -> None:
+    write_blocks(tmp_path, 2)
+    claim = claim_run(tmp_path)
+    journal = open_journal(claim.path, files=claim.files, has_checksums=True, claim=claim)
+    claim.close()
+    journal.append(block(2, 1))
+    journal.close()
+    assert checked_seqs(tmp_path) == [0, 1, 2]
+
+
+def test_claim_of_a_run_with_foreign_or_missing_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFileError, match="No such file"):
+        claim_run(tmp_path)
+    write_blocks(tmp_path, 2)
+    (tmp_path / "operational.jsonl").symlink_to("events.crc")
+    with pytest.raises(ForeignFileError, match=r"operational\.jsonl"):
+        claim_run(tmp_path)
+
+
+def test_append_after_a_full_disk_between_log_and_checksum_goes_on(tmp_path: Path) -> None:
+    files = FailingFiles()
+    journal = opened(tmp_path, files)
+    files.bytes_left = len(block(0, 3).data) + 5
+    with pytest.raises(OSError, match="no space left"):
+        journal.append(block(0, 3))
+    files.bytes_left = None
+    journal.append(block(0, 3))
+    journal.close()
+    assert checked_seqs(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("last_seq", [2, 4])
+def test_damage_before_the_cut_is_refused(tmp_path: Path, last_seq: int) -> None:
+    write_blocks(tmp_path, 2, 3)
+    log = tmp_path / "events.jsonl"
+    data = bytearray(log.read_bytes())
+    data[-40] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(UnreadableFileError, match=r"events 2 to 4 .* is damaged"):
+        cut_back(tmp_path, last_seq)

@@ -101,8 +101,6 @@ class Writer:
             if is_sync_asked or is_last or self._is_sync_due():
                 self._sync()
             if is_last:
-                for journal in self._journals.values():
-                    journal.check_untouched()  # no append follows that would notice
                 return
             self._inbox.wakeup.wait(LOOK_EVERY_S)
 
@@ -151,6 +149,7 @@ class Writer:
     def _sync(self) -> None:
         """Call fsync on the logs, unless the policy is `never`, and report them as synced."""
         for journal in self._journals.values():
+            journal.check_untouched()  # the next append, which would notice, may be far away
             if self._fsync is FsyncPolicy.NEVER:
                 continue
             try:

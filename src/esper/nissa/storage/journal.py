@@ -67,7 +67,7 @@ class Journal:
     """Size of the committed part; bytes after it must not be read."""
     next_seq: int
     checksum_bytes: int
-    is_dirty: bool = False
+    is_dirty: bool
     """Whether anything was written since the last fsync."""
     _index: list[_IndexEntry] = field(default_factory=lambda: [_IndexEntry(0, 0)])
 
