@@ -657,6 +657,22 @@ def test_masks_are_stored_with_the_decision_and_not_shared_with_it() -> None:
     assert all(torch.equal(getattr(stored, name)[:, 0], kept) for name, kept in before.items())
 
 
+def test_total_loss_weights_each_term_by_its_coefficient() -> None:
+    terms = {"policy": 2.0, "value": 3.0, "q": 5.0, "entropy": 7.0}
+    losses = ppo_update.Losses(
+        **{name: torch.tensor(value) for name, value in terms.items()},
+        floor_penalty=torch.tensor(11.0),
+        contribution=torch.tensor(13.0),
+    )
+    weights = replace(WEIGHTS, value=0.25, entropy=0.125, floor=0.5, contribution=0.0625)
+
+    total = losses.total(weights)
+
+    # The two critics have one target; the second counts half.
+    expected = 2.0 + 0.25 * (3.0 + 0.5 * 5.0) - 0.125 * 7.0 + 0.5 * 11.0 + 0.0625 * 13.0
+    assert float(total) == pytest.approx(expected)
+
+
 def gradient_norm(module: torch.nn.Module) -> float:
     squares = [item.grad.square().sum() for item in module.parameters() if item.grad is not None]
     return math.sqrt(float(sum(squares)))
@@ -697,6 +713,10 @@ def test_metrics_of_a_step_are_those_of_its_decisions() -> None:
     assert 0.0 < float(expected["clip_fraction_positive"]) < float(expected["clip_fraction"])
     for name, value in expected.items():
         assert getattr(found, name) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+    weighted = evaluation.entropies * evaluation.entropies.new_tensor(agent.config.entropy_weights)
+    bonus = (weighted * batch.is_learnable).sum(-1)[batch.is_decision].mean()
+    losses = ppo_update.compute_losses(evaluation, ratios, batch, agent.config, 1.0)
+    assert float(losses.entropy) == pytest.approx(float(bonus), rel=1e-4)
     [heads] = materialize_heads(trace.heads)
     for place, head in enumerate(HEADS):
         mask, free = batch.is_learnable[..., place], batch.is_available[..., place]
