@@ -296,8 +296,7 @@ def _spread(figures: Sequence[Figure]) -> str:
     changes = [figure.change_pct for figure in figures]
     num_within = sum(change <= TOLERANCE_PCT for change in changes)
     return (
-        f"{statistics.median(changes):+.1f}, {max(changes):+.1f} "
-        f"({num_within} of {len(changes)} within)"
+        f"{statistics.median(changes):+.1f}, {max(changes):+.1f} ({num_within} of {len(changes)})"
     )
 
 

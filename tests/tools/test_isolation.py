@@ -37,7 +37,7 @@ def test_tables_show_the_spread_of_each_objective_and_the_worst_of_each_seed() -
 
     text = tables(figures)
 
-    assert text.count("| +0.5, +7.0 (2 of 3 within) |") == len(OBJECTIVES)
+    assert text.count("| +0.5, +7.0 (2 of 3) |") == len(OBJECTIVES)
     assert "| `norm`, ADD | +7.0 |" in text
 
 
