@@ -17,8 +17,8 @@ from esper.leyline.stages import (
 )
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "lifecycle.md"
-FIGURES = Path(__file__).with_name("isolation_figures.md")
-"""What `python -m tools.isolation` has printed, with a heading per task."""
+FIGURES = Path(__file__).with_name("lifecycle_figures.md")
+"""What `tools.isolation` and `tools.worth` have printed, and what follows from it."""
 
 HEAD = """\
 # The life of a seed

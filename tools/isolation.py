@@ -33,7 +33,15 @@ from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
 from tools.markdown import table
 
-__all__ = ["OBJECTIVES", "Figure", "main", "measure", "tables"]
+__all__ = [
+    "OBJECTIVES",
+    "Figure",
+    "held_out",
+    "main",
+    "measure",
+    "tables",
+    "train_batches",
+]
 
 PASSES: Final = (1, 5, 10, 20)
 STYLES: Final = (Style.LINEAR_ADD, Style.LINEAR_MULTIPLY, Style.GATED_GATE)
@@ -154,7 +162,7 @@ def measure(
         _candidate(task, host, *choice, seed_lr or task.seed_lr, repetition)
         for choice in product(objectives, slots, BLUEPRINTS_BY_TOPOLOGY[host.topology], STYLES)
     ]
-    batches = _train_batches(task, dataset, repetition)
+    batches = train_batches(task, dataset, repetition)
     figures: list[Figure] = []
     for num_done in range(1, max(passes) + 1):
         host.train()
@@ -163,7 +171,7 @@ def measure(
             for candidate in candidates:
                 candidate.learn(seen[candidate.slot.slot_id])
         if num_done in passes:
-            figures += _figures(host, candidates, _held_out(dataset), num_done)
+            figures += _figures(host, candidates, held_out(dataset), num_done)
     return figures
 
 
@@ -239,7 +247,8 @@ def _figures(
         )
 
 
-def _train_batches(task: TaskSpec, dataset: TensorDataset, repetition: int) -> SharedBatchIterator:
+def train_batches(task: TaskSpec, dataset: TensorDataset, repetition: int) -> SharedBatchIterator:
+    """Return the training batches of a repetition."""
     return SharedBatchIterator(
         dataset,
         n_envs=1,
@@ -249,7 +258,8 @@ def _train_batches(task: TaskSpec, dataset: TensorDataset, repetition: int) -> S
     )
 
 
-def _held_out(dataset: TensorDataset) -> Batch:
+def held_out(dataset: TensorDataset) -> Batch:
+    """Return the validation split as one batch."""
     size = len(dataset.val)
     held_out = SharedBatchIterator(
         dataset, n_envs=1, batch_size_per_env=size, seed=0, part=Part.VAL

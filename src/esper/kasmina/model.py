@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from esper.kasmina import lifecycle
 from esper.kasmina.counterfactual import NOTHING_OFF, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
+from esper.kasmina.hosts.statistics import batch_norms
 from esper.kasmina.lifecycle import Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot import SeedModules, SeedSlot
@@ -92,10 +93,11 @@ class MorphogeneticModel(nn.Module):
 
     def forward(self, x: Tensor, ablation: Ablation = NOTHING_OFF) -> Tensor:
         """Map inputs to logits, with the ablation's seeds off."""
-        slots = self._slots_in_execution_order()
+        if ablation.off:
+            (logits,) = self.fused_forward(x, [ablation]).logits
+            return logits
         # A slot without a seed that takes part needs no segment boundary; the host runs on.
-        on = [slot for slot in slots if slot.is_blended and slot.slot_id not in ablation.off]
-        return self._run(x, on)
+        return self._run(x, [slot for slot in self._slots_in_execution_order() if slot.is_blended])
 
     def forward_and_features(self, x: Tensor) -> tuple[Tensor, tuple[Incubation, ...]]:
         """Map inputs to logits, and return the features that seeds in isolation learn from."""
@@ -151,7 +153,7 @@ class MorphogeneticModel(nn.Module):
         for slot_id in set[str]().union(*(ablation.off for ablation in ablations)):
             self.slot(slot_id)
         blended = [slot for slot in self._slots_in_execution_order() if slot.is_blended]
-        return PrefixWalk(self._route, blended, ablations).run(x)
+        return PrefixWalk(self._route, blended, ablations, batch_norms(self.host)).run(x)
 
     def _slots_in_execution_order(self) -> Iterator[SeedSlot]:
         # Looked up once: attribute access on an nn.Module is slow, and this runs for every batch.
