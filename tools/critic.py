@@ -21,13 +21,13 @@ from statistics import fmean
 from typing import Final
 
 import msgspec
+from esper.simic.training.event_loop import run_event_loop
 
 from esper.scripts.train_compare import seeds_from
 from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
-from esper.simic.training.event_loop import run_event_loop
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.step import StepResult
 from tools.probes.learning import play_round, setup_of

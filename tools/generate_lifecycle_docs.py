@@ -17,6 +17,8 @@ from esper.leyline.stages import (
 )
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "lifecycle.md"
+FIGURES = Path(__file__).with_name("lifecycle_figures.md")
+"""What `tools.isolation` and `tools.worth` have printed, and what follows from it."""
 
 HEAD = """\
 # The life of a seed
@@ -51,22 +53,36 @@ it is automatic |
 
 | stage | output of the slot | input and gradient of the seed |
 |---|---|---|
-| GERMINATED | the host's features, bit for bit | not evaluated |
-| TRAINING | the host's features, bit for bit; the host's gradients and buffers are unaffected too \
-| detached features; the gradient of its output is computed as if the output were added \
-(straight-through) |
+| GERMINATED, TRAINING, and BLENDING at alpha 0 | the host's features, bit for bit; the host's \
+gradients, buffers and dropout masks are unaffected too | detached features; the gradient of the \
+side loss (below) |
 | BLENDING, HOLDING, FOSSILIZED | host and seed blended by alpha | features with gradient |
 | PRUNED, EMBARGOED, RESETTING | the host's features, bit for bit | removed |
 
-The seed's parameters are frozen while alpha ramps down. A fossilized seed continues to train.
+A living seed learns in every pass; only before a scheduled prune, while alpha ramps down to 0, are
+its parameters frozen. A fossilized seed continues to train.
+"""
+
+ISOLATION = """\
+## Isolation
+
+A seed that does not change its host's output yet is trained by a side loss: the loss that the
+network would have with this seed fully on. The features at its slot, detached, go through the
+seed and the rest of the host (with the seeds that are blended there), and the gradient goes to
+the seed's parameters alone. The rest of the host is in evaluation mode, so that no norm's
+statistics and no dropout generator move; the seed sees the network that validation would see.
+Each seed in isolation has a side loss of its own, without the others, so that a broken seed
+spoils neither the host nor its neighbours. The cost is one more pass through the layers behind
+the slot, and it is counted as such in training FLOP.
 """
 
 
 def page() -> str:
     """Return the whole page."""
     rules = msgspec.structs.asdict(LifecycleRules())
-    parts = (HEAD, _diagram(), _operations(), _gates(rules), TICK.format(**rules))
-    return "\n".join(parts)
+    figures = FIGURES.read_text(encoding="utf-8")
+    parts = (HEAD, _diagram(), _operations(), _gates(rules), TICK.format(**rules), ISOLATION)
+    return "\n".join((*parts, figures))
 
 
 def _diagram() -> str:

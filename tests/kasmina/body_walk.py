@@ -17,7 +17,6 @@ from tests.kasmina.lifecycle_walk import (
     random_rules,
 )
 from torch import nn
-from torch.nn import functional
 
 from esper.kasmina import lifecycle
 from esper.kasmina.hosts import build_host
@@ -28,6 +27,8 @@ from esper.kasmina.slot import SeedSlot
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Topology
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
 from esper.leyline.tasks import CnnHostSpec
+from esper.runtime.batches import Batch
+from esper.simic.training.batch_ops import backpropagate
 
 SPEC = CnnHostSpec(in_channels=1, image_size=4, num_classes=3, base_channels=2, num_blocks=2)
 STEPS_BETWEEN_BATCHES = 25
@@ -104,8 +105,7 @@ class BodyWalk:
         self._seed_optimizers.zero_grad()
         x = torch.randn((4, 1, 4, 4), generator=self._generator)
         y = torch.randint(0, SPEC.num_classes, (4,), generator=self._generator)
-        loss = functional.cross_entropy(self._model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        backpropagate(self._model, Batch(x, y))
         self._host_optimizer.step()
         self._seed_optimizers.step()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from esper.kasmina import lifecycle
 from esper.kasmina.lifecycle import (
-    FreezeSet,
+    Frozen,
     GateEvaluated,
     Germinated,
     ModuleDropped,
@@ -136,7 +136,7 @@ def check_outcome(before: SeedState | None, outcome: Transition, *, is_tick: boo
         )
     if before is not None and after is not None:
         assert after.age_steps == before.age_steps + is_tick
-        is_reported = any(isinstance(effect, FreezeSet) for effect in outcome.effects)
+        is_reported = any(isinstance(effect, Frozen) for effect in outcome.effects)
         assert is_reported == (before.is_frozen is not after.is_frozen and not drops)
     if before is not None and before.stage is Stage.FOSSILIZED:
         assert after is not None

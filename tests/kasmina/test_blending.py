@@ -14,7 +14,6 @@ from esper.kasmina.blending import (
     blend_add,
     blend_gate,
     blend_multiply,
-    straight_through,
 )
 from esper.leyline.actions import Topology
 
@@ -145,29 +144,6 @@ def test_the_hosts_dtype_survives(
     assert blended.dtype == host_dtype
     assert s.grad is not None
     assert s.grad.dtype == seed_dtype
-
-
-@pytest.mark.parametrize("value", [0.0, 1e30, torch.inf, -torch.inf, torch.nan])
-def test_straight_through_returns_the_host_whatever_the_seed_says(value: float) -> None:
-    h = normal(*SHAPE)
-    assert has_same_bits(straight_through(h, torch.full(SHAPE, value)), h)
-
-
-def test_straight_through_hands_both_the_whole_gradient() -> None:
-    h, s = normal(*SHAPE).requires_grad_(), torch.full(SHAPE, torch.nan, requires_grad=True)
-    weight = normal(*SHAPE, seed=5)
-    (straight_through(h, s) * weight).sum().backward()
-    assert h.grad is not None
-    assert s.grad is not None
-    assert has_same_bits(h.grad, weight)
-    assert has_same_bits(s.grad, weight)
-
-
-def test_straight_through_casts_the_seeds_gradient_to_its_dtype() -> None:
-    h, s = normal(*SHAPE), normal(*SHAPE).bfloat16().requires_grad_()
-    straight_through(h, s).sum().backward()
-    assert s.grad is not None
-    assert s.grad.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("topology", Topology)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kasmina.bodies import BLUEPRINT, EAGER, SPECS, disturb, generator, grown, inputs, plant
 from tests.kasmina.seeds import CAUSE, OCCUPIED_STAGES
+from torch import nn
 
 from esper.kasmina.counterfactual import (
     NOTHING_OFF,
@@ -19,7 +20,8 @@ from esper.kasmina.counterfactual import (
     PrefixWalk,
     full_factorial,
 )
-from esper.kasmina.hosts import build_host
+from esper.kasmina.hosts import SegmentedHost, build_host
+from esper.kasmina.hosts.statistics import batch_norms
 from esper.kasmina.lifecycle import stage_of
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import NO_MODULES
@@ -108,10 +110,17 @@ def prefix_counts(blended: Sequence[str], ablations: Sequence[Ablation]) -> Pref
 
 
 def without(model: MorphogeneticModel, ablation: Ablation) -> MorphogeneticModel:
-    """Return a copy of the model that never had the ablated seeds."""
+    """Return a copy that never had the ablated seeds; the norms behind them know the batch only."""
     bare = copy.deepcopy(model)
+    off = [slot_id for slot_id in bare.blended_slots() if slot_id in ablation.off]
     for slot_id in ablation.off:
         bare.slot(slot_id).restore(None, NO_MODULES)
+    if off and isinstance(bare.host, SegmentedHost):
+        order = bare.host.execution_order()
+        for stage in bare.host.stages[order.index(off[0]) + 1 :]:
+            for norm in stage.modules():
+                if isinstance(norm, nn.BatchNorm2d):
+                    norm.running_mean = norm.running_var = None
     return bare
 
 
@@ -216,15 +225,40 @@ def test_first_ablation_of_a_partial_alpha_is_the_plain_forward(topology: Topolo
 
     assert torch.equal(output.logits[0], model(inputs(spec)))
     assert not torch.equal(output.logits[0], output.logits[-1])
-    assert torch.equal(output.logits[-1], model.host(inputs(spec)))
+    bare = without(model, full_factorial(model.blended_slots())[-1])
+    assert torch.equal(output.logits[-1], bare(inputs(spec)))
 
 
-def test_ablating_a_seed_equals_pruning_it() -> None:
+def test_ablating_leaves_no_trace_in_the_host() -> None:
     model = grown().eval()
-    plant(model.slot("r0c1"), Stage.HOLDING, style=Style.GATED_GATE)
-    disturb(model.slot("r0c1"))
+    plant(model.slot("r0c0"), Stage.HOLDING)
+    disturb(model.slot("r0c0"))
+    before = copy.deepcopy(model.host.state_dict())
 
-    ablated = model(inputs(), Ablation(frozenset({"r0c1"})))
-    model.slot("r0c1").prune(CAUSE)
+    with torch.inference_mode():
+        model.fused_forward(inputs(), full_factorial(("r0c0",)))
+
+    after = model.host.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert not any(module.training for module in model.modules())
+    assert all(norm.track_running_stats for norm in batch_norms(model.host))
+
+
+def test_one_sample_is_ablated_with_running_statistics() -> None:
+    model = grown().eval()
+    plant(model.slot("r0c0"), Stage.HOLDING)
+    disturb(model.slot("r0c0"))
+    x = inputs(num_samples=1)
+
+    assert torch.equal(model(x, Ablation(frozenset({"r0c0"}))), model.host(x))
+
+
+def test_ablating_a_seed_behind_the_last_norm_equals_pruning_it() -> None:
+    model = grown().eval()
+    plant(model.slot("r0c2"), Stage.HOLDING, style=Style.GATED_GATE)
+    disturb(model.slot("r0c2"))
+
+    ablated = model(inputs(), Ablation(frozenset({"r0c2"})))
+    model.slot("r0c2").prune(CAUSE)
 
     assert torch.equal(ablated, model(inputs()))

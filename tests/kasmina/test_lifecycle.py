@@ -13,7 +13,7 @@ from esper.kasmina.alpha_controller import parked, retarget
 from esper.kasmina.lifecycle import (
     OPERATIONS,
     Fossilized,
-    FreezeSet,
+    Frozen,
     GateEvaluated,
     Germinated,
     ModuleDropped,
@@ -231,7 +231,7 @@ def test_scheduled_prune_of_a_held_seed_ramps_down_frozen_and_prunes_at_zero() -
     outcome = lifecycle.schedule_prune(seed_in(Stage.HOLDING), SLOWLY, CAUSE)
     seed = live(outcome.state)
 
-    assert kinds(outcome) == [StageChanged, FreezeSet]
+    assert kinds(outcome) == [StageChanged, Frozen]
     assert (seed.stage, seed.is_frozen) == (Stage.BLENDING, True)
 
     alphas = []
@@ -247,14 +247,14 @@ def test_scheduled_prune_of_a_held_seed_ramps_down_frozen_and_prunes_at_zero() -
     assert live(last.state).pending_prune is None
 
 
-def test_partial_target_sends_a_held_seed_back_to_blending_and_thaws_on_arrival() -> None:
+def test_partial_target_sends_a_held_seed_back_to_blending_where_it_goes_on_learning() -> None:
     outcome = lifecycle.set_alpha_target(seed_in(Stage.HOLDING), 0.7, SLOWLY)
 
-    assert kinds(outcome) == [StageChanged, FreezeSet]
+    assert kinds(outcome) == [StageChanged]
     seed = ticked(outcome.state, 2)
-    assert seed.is_frozen
+    assert not seed.is_frozen
     arrived = lifecycle.tick(seed, RULES)
-    assert arrived.effects == (FreezeSet(False),)
+    assert arrived.effects == ()
     assert (live(arrived.state).alpha.alpha, live(arrived.state).stage) == (0.7, Stage.BLENDING)
 
 

@@ -80,23 +80,6 @@ def test_germination_changes_no_logit_by_one_bit(topology: Topology, style: Styl
 
 @topologies
 @styles
-def test_training_seeds_leave_the_host_bit_equal(topology: Topology, style: Style) -> None:
-    model = planted(topology, Stage.TRAINING, style, all_slots=True)
-    seedless = copy.deepcopy(model.host)
-
-    for module in (model, seedless):
-        loss_of(module, SPECS[topology]).backward()
-
-    assert torch.equal(model(inputs(SPECS[topology])), seedless(inputs(SPECS[topology])))
-    assert_same_tensors(gradients(model.host), gradients(seedless), are_gradients=True)
-    assert_same_tensors(model.host.state_dict(), seedless.state_dict())
-    for slot in model.all_slots():
-        assert slot.seed is not None
-        assert any(parameter.grad is not None for parameter in slot.seed.parameters())
-
-
-@topologies
-@styles
 @pytest.mark.parametrize("stage", [Stage.TRAINING, *BLENDED[:2]])
 def test_pruned_model_equals_its_host_bit_for_bit(
     topology: Topology, style: Style, stage: Stage

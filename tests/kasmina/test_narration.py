@@ -8,7 +8,7 @@ from esper.kasmina.gates import evaluate_gate
 from esper.kasmina.lifecycle import (
     Effect,
     Fossilized,
-    FreezeSet,
+    Frozen,
     GateEvaluated,
     Germinated,
     ModuleDropped,
@@ -83,6 +83,6 @@ def test_effect_is_reported_with_every_field(effect: Effect, expected: dict[str,
     assert msgspec.structs.asdict(payload) == WHO | expected
 
 
-@pytest.mark.parametrize("effect", [ModuleDropped(), FreezeSet(True)])
+@pytest.mark.parametrize("effect", [ModuleDropped(), Frozen()])
 def test_what_concerns_the_slot_alone_is_not_reported(effect: Effect) -> None:
     assert payload_of("r0c1", 17, effect) is None

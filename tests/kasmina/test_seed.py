@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.kasmina.seeds import HEALTHY, seed_in
+from tests.kasmina.seeds import CAUSE, HEALTHY, OCCUPIED_STAGES, seed_in
 
 from esper.kasmina.seed import (
     Measurements,
@@ -15,7 +15,7 @@ from esper.kasmina.seed import (
 )
 from esper.leyline.alpha import AlphaMode, AlphaState
 from esper.leyline.reports import SeedReport
-from esper.leyline.stages import Stage
+from esper.leyline.stages import COOLDOWN_STAGES, Stage
 
 FRESH = seed_in(Stage.TRAINING, measured=Measurements())
 
@@ -100,8 +100,16 @@ def test_seed_outside_the_blended_stages_changes_no_output(stage: Stage) -> None
     assert not seed_in(stage).is_blended
 
 
-def test_seed_is_frozen_exactly_while_alpha_falls() -> None:
-    assert [
-        seed_in(Stage.BLENDING, alpha=AlphaState(alpha=0.5, mode=mode)).is_frozen
-        for mode in AlphaMode
-    ] == [False, False, True]
+def test_seed_is_frozen_exactly_before_a_scheduled_prune() -> None:
+    falling = AlphaState(alpha=0.5, mode=AlphaMode.DOWN)
+
+    assert not seed_in(Stage.BLENDING, alpha=falling).is_frozen
+    assert seed_in(Stage.BLENDING, alpha=falling, pending_prune=CAUSE).is_frozen
+
+
+@pytest.mark.parametrize("stage", OCCUPIED_STAGES)
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_living_seed_either_changes_the_output_or_incubates(stage: Stage, alpha: float) -> None:
+    seed = seed_in(stage, alpha=AlphaState(alpha=alpha))
+
+    assert (seed.is_blended, seed.is_incubating).count(True) == (stage not in COOLDOWN_STAGES)

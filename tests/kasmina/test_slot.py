@@ -81,34 +81,25 @@ def test_grown_seed_changes_the_output_in_blended_stages_only(style: Style, stag
     assert torch.equal(slot(h), h) == (stage not in BLENDED)
 
 
-def test_germinated_seed_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING])
+def test_incubating_seed_is_not_called_for_the_output(stage: Stage) -> None:
     slot = bare_slot()
-    plant(slot)
-    assert slot.seed is not None
-    monkeypatch.setattr(slot.seed, "forward", None)
+    plant(slot, stage)
+    slot.seed = nn.Linear(1, 1)  # would not even fit
 
     slot(features())
 
 
-def test_training_seed_learns_from_detached_features() -> None:
-    slot = bare_slot()
-    plant(slot, Stage.TRAINING)
-    h = features().requires_grad_()
+@styles
+@pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING])
+def test_switched_on_seed_gives_the_output_of_a_held_one(stage: Stage, style: Style) -> None:
+    slots = bare_slot(), bare_slot()
+    for slot, at in zip(slots, (stage, Stage.HOLDING), strict=True):
+        plant(slot, at, blueprint=Blueprint.CONV_LIGHT, style=style)
+        disturb(slot)
+    h = features()
 
-    slot(h).square().sum().backward()
-
-    assert h.grad is not None
-    assert torch.equal(h.grad, 2 * h.detach())
-    assert any(gradient is not None and gradient.any() for gradient in gradients(slot))
-
-
-def test_training_seed_is_not_run_where_nothing_learns() -> None:
-    slot = bare_slot()
-    plant(slot, Stage.TRAINING)
-    slot.seed = nn.Linear(1, 1)  # would not even fit
-
-    with torch.inference_mode():
-        slot(features())
+    assert torch.equal(slots[0].switched_on(h), slots[1](h))
 
 
 @pytest.mark.parametrize("stage", [Stage.TRAINING, *COOLDOWN_STAGES])
@@ -142,7 +133,7 @@ def test_blended_seed_passes_gradient_to_what_came_before(
     assert (h.grad != 0).any(dim=-1).all()
 
 
-@pytest.mark.parametrize("stage", [Stage.TRAINING, *BLENDED])
+@pytest.mark.parametrize("stage", BLENDED)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_every_layout_survives_backward(stage: Stage, memory_format: torch.memory_format) -> None:
     slot = bare_slot()
@@ -307,7 +298,7 @@ def test_pruned_module_is_freed() -> None:
 
 
 @pytest.mark.parametrize("is_prune", [True, False])
-def test_parameters_rest_while_alpha_ramps_down(is_prune: bool) -> None:
+def test_parameters_rest_on_the_way_to_a_prune_and_only_there(is_prune: bool) -> None:
     slot = bare_slot()
     plant(slot, Stage.HOLDING, style=Style.GATED_GATE)
     slot(features()).square().sum().backward()
@@ -315,11 +306,12 @@ def test_parameters_rest_while_alpha_ramps_down(is_prune: bool) -> None:
     ramp = Ramp(num_steps=2)
     granted(slot.schedule_prune(ramp, CAUSE) if is_prune else slot.set_alpha_target(0.5, ramp))
 
-    assert not any(parameter.requires_grad for parameter in slot.seed_parameters())
-    assert all(gradient is None for gradient in gradients(slot))
+    assert all(
+        parameter.requires_grad is not is_prune and (parameter.grad is None) is is_prune
+        for parameter in slot.seed_parameters()
+    )
     slot.tick()
     slot.tick()
-    assert all(parameter.requires_grad for parameter in slot.seed_parameters())
     assert (slot.seed is None) == is_prune
 
 

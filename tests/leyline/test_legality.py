@@ -21,8 +21,8 @@ LETTERS = {
 
 # Legal ops with one occupied slot: too young to prune; old and at rest; old and ramping.
 EXPECTED = {
-    Stage.GERMINATED: ("WA", "WPA", "WA"),
-    Stage.TRAINING: ("WA", "WPA", "WA"),
+    Stage.GERMINATED: ("WGA", "WGPA", "WGA"),
+    Stage.TRAINING: ("WGA", "WGPA", "WGA"),
     Stage.BLENDING: ("WGSA", "WGSPA", "WGA"),
     Stage.HOLDING: ("WGSF", "WGSPF", "WGF"),
     Stage.FOSSILIZED: ("WG", "WG", "WG"),

@@ -24,7 +24,7 @@ from esper.leyline.alpha import AlphaMode, AlphaState
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.legality import ActionRules, is_legal
 from esper.leyline.reports import SeedReport
-from esper.leyline.stages import Gate, LifecycleRules, Stage
+from esper.leyline.stages import COOLDOWN_STAGES, Gate, LifecycleRules, Stage
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.masks import ActionMasker
 
@@ -136,16 +136,16 @@ def test_wait_is_always_possible_and_every_head_has_a_choice(
 
 def test_style_is_open_only_while_something_can_germinate() -> None:
     parked = make_report(stage=Stage.BLENDING, alpha=AlphaState(alpha=0.5, target=0.5))
-    developing = make_report("r0c1", Stage.TRAINING)
-    masks = ActionMasker(RULES).masks([(), (parked, developing), (developing,)])
+    cooling = make_report("r0c1", Stage.EMBARGOED)
+    masks = ActionMasker(RULES).masks([(), (parked, cooling), (cooling,)])
     neutral = [choice == HEAD_SPECS[Head.STYLE].neutral for choice in range(4)]
     assert masks.style.tolist() == [[True] * 4, neutral, neutral]
 
 
 def test_alpha_target_is_open_while_something_can_germinate_or_be_retargeted() -> None:
     parked = make_report(stage=Stage.BLENDING, alpha=AlphaState(alpha=0.5, target=0.5))
-    developing = make_report("r0c1", Stage.TRAINING)
-    masks = ActionMasker(RULES).masks([(), (parked, developing), (developing,)])
+    cooling = make_report("r0c1", Stage.EMBARGOED)
+    masks = ActionMasker(RULES).masks([(), (parked, cooling), (cooling,)])
     neutral = [choice is AlphaTarget.FULL for choice in AlphaTarget]
     assert masks.alpha_target.tolist() == [[True] * 3, [True] * 3, neutral]
 
@@ -159,10 +159,10 @@ def test_a_report_of_an_unknown_slot_is_refused() -> None:
         ActionMasker(RULES).masks([(make_report("r9c9"),)])
 
 
-@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.GERMINATED, Stage.EMBARGOED])
-def test_nothing_germinates_while_a_seed_develops_or_cools_down(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [stage for stage in Stage if stage > Stage.DORMANT])
+def test_nothing_germinates_while_a_slot_cools_down_and_only_then(stage: Stage) -> None:
     masks = ActionMasker(RULES).masks([(make_report("r0c2", stage),)])
-    assert not masks.op[0, Op.GERMINATE]
+    assert bool(masks.op[0, Op.GERMINATE]) == (stage not in COOLDOWN_STAGES)
 
 
 @pytest.mark.parametrize(("age", "is_legal"), [(4, False), (5, True)])

@@ -29,6 +29,7 @@ from esper.runtime.datasets import Part
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.training.assembly.worker_setup import VALIDATION_BATCH
+from esper.simic.training.batch_ops import backpropagate
 from tools.bench.replay import NOTHING_GROWS, EnvStep, Replay
 from tools.bench.workloads import WORKLOADS, Workload, job_of
 
@@ -66,7 +67,7 @@ class _Env:
         optimizers = (self.host_optimizer, *self.seed_optimizers)
         for optimizer in optimizers:
             optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(batch.inputs), batch.targets).backward()
+        backpropagate(self.model, batch)
         for optimizer in optimizers:
             nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0, foreach=True)
             optimizer.step()

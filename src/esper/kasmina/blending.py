@@ -1,4 +1,4 @@
-"""Blending of a seed's output into its host: three operators, straight-through, gate network.
+"""Blending of a seed's output into its host: three operators and the gate network.
 
 `h` is the host's features, `s` the seed's output, `x` the seed's input, `alpha` a 0-dim or
 broadcastable tensor without gradient. Every operator returns h's dtype and memory format. At alpha
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esper.kasmina.layers import Linear, initialise
 from esper.leyline.actions import Topology
 
-__all__ = ["GateNetwork", "blend_add", "blend_gate", "blend_multiply", "straight_through"]
+__all__ = ["GateNetwork", "blend_add", "blend_gate", "blend_multiply"]
 
 MIN_GATE_HIDDEN = 8
 
@@ -32,30 +32,6 @@ def blend_multiply(h: Tensor, s: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
 def blend_gate(h: Tensor, s: Tensor, gate: Tensor, alpha: Tensor) -> Tensor:
     """Cross-fade scaled by the gate: h + alpha * gate * (s - h)."""
     return torch.lerp(h, s.to(h.dtype), (alpha * gate).to(h.dtype))
-
-
-def straight_through(h: Tensor, s: Tensor) -> Tensor:
-    """Return h unchanged, with the gradient for s as if s had been added to it."""
-    result: Tensor = _StraightThrough.apply(h, s)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _StraightThrough(torch.autograd.Function):
-    """Forward never reads s, so not even a NaN in it can reach the host.
-
-    `forward` takes the context itself: with a separate `setup_context`, torch would inspect its
-    signature for every batch, which costs more than the rest of this function.
-    """
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, s: Tensor) -> Tensor:
-        return h.view_as(h)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
-        # The host gets its gradient as if the seed were absent; the seed gets the one it would have
-        # if its output were added to the host's.
-        return grad, grad
 
 
 class GateNetwork(nn.Module):

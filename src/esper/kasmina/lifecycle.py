@@ -31,7 +31,7 @@ __all__ = [
     "OPERATIONS",
     "Effect",
     "Fossilized",
-    "FreezeSet",
+    "Frozen",
     "GateEvaluated",
     "Germinated",
     "ModuleDropped",
@@ -100,7 +100,7 @@ OPERATIONS: Final[Mapping[Operation, OperationRule]] = {
         stages=RETARGETABLE_STAGES,
         needs_rest=True,
         effect="ramps alpha to a target above 0 with the same blending operator; a seed in HOLDING "
-        "returns to BLENDING if the target is below 1; parameters are frozen while alpha falls",
+        "returns to BLENDING if the target is below 1",
     ),
 }
 """The operations and their preconditions."""
@@ -148,14 +148,12 @@ class ModuleDropped(msgspec.Struct, frozen=True):
     """The seed's module and gate network are to be removed."""
 
 
-class FreezeSet(msgspec.Struct, frozen=True):
-    """The seed's parameters stop or resume training."""
-
-    is_frozen: bool
+class Frozen(msgspec.Struct, frozen=True):
+    """The seed's parameters stop training, until it is pruned."""
 
 
 Effect: TypeAlias = (
-    Germinated | GateEvaluated | StageChanged | Fossilized | Pruned | ModuleDropped | FreezeSet
+    Germinated | GateEvaluated | StageChanged | Fossilized | Pruned | ModuleDropped | Frozen
 )
 
 
@@ -303,7 +301,6 @@ def _blending_tick(state: SeedState, rules: LifecycleRules) -> Transition:
     # Alpha moves before the gate is asked: on the last step of a ramp the seed leaves the stage in
     # the same tick.
     moved = msgspec.structs.replace(state, alpha=alpha_controller.step(state.alpha))
-    thaw = _freeze_effects(state, moved)
     if not moved.alpha.is_at_target:
         return Transition(state=moved)
     # The scheduled prune wins over an automatic gate: alpha has arrived at 0, and G3 would ask for
@@ -312,8 +309,8 @@ def _blending_tick(state: SeedState, rules: LifecycleRules) -> Transition:
         return prune(moved, moved.pending_prune)
     if _may_leave_blending(moved, rules):
         outcome = _pass_gate(moved, rules)
-        return Transition(state=outcome.state, effects=(*thaw, *outcome.effects))
-    return Transition(state=moved, effects=thaw)
+        return Transition(state=outcome.state, effects=outcome.effects)
+    return Transition(state=moved)
 
 
 def _may_leave_training(state: SeedState, rules: LifecycleRules) -> bool:
@@ -362,15 +359,15 @@ def _ramp(state: SeedState, target: float, ramp: Ramp, cause: PruneCause | None)
     alpha = alpha_controller.retarget(
         state.alpha, target, ramp.num_steps, curve=ramp.curve, steepness=ramp.steepness
     )
+    changes: tuple[Effect, ...] = () if cause is None else (Frozen(),)
     # A seed in HOLDING has a parked alpha by definition, so a new ramp first takes it back to
     # BLENDING.
-    changes: tuple[Effect, ...] = ()
     ramping = state
     if state.stage is Stage.HOLDING:
-        changes = (_change(state, Stage.BLENDING),)
+        changes = (_change(state, Stage.BLENDING), *changes)
         ramping = _moved(state, Stage.BLENDING)
     ramping = msgspec.structs.replace(ramping, alpha=alpha, pending_prune=cause)
-    return Transition(state=ramping, effects=(*changes, *_freeze_effects(state, ramping)))
+    return Transition(state=ramping, effects=changes)
 
 
 def _cooled(state: SeedState, to_stage: Stage) -> Transition:
@@ -418,10 +415,6 @@ def _counted(state: SeedState | None) -> SeedState | None:
         age_steps=state.age_steps + 1,
         measured=measured,
     )
-
-
-def _freeze_effects(before: SeedState, after: SeedState) -> tuple[FreezeSet, ...]:
-    return () if before.is_frozen is after.is_frozen else (FreezeSet(after.is_frozen),)
 
 
 def _refusal(operation: Operation, state: SeedState | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from esper.kasmina import lifecycle
 from esper.kasmina.counterfactual import NOTHING_OFF, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
+from esper.kasmina.hosts.statistics import batch_norms
 from esper.kasmina.lifecycle import Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot import SeedModules, SeedSlot
@@ -21,9 +22,17 @@ from esper.leyline.reports import SeedReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LifecycleRules, Stage
 
-__all__ = ["STATE_VERSION", "MorphogeneticModel"]
+__all__ = ["STATE_VERSION", "Incubation", "MorphogeneticModel"]
 
 STATE_VERSION: Final = 1
+
+
+class Incubation(NamedTuple):
+    """A seed in isolation, and the features of one batch that it learns from."""
+
+    slot: SeedSlot
+    features: Tensor
+    """Detached from the host's graph."""
 
 
 class MorphogeneticModel(nn.Module):
@@ -84,12 +93,52 @@ class MorphogeneticModel(nn.Module):
 
     def forward(self, x: Tensor, ablation: Ablation = NOTHING_OFF) -> Tensor:
         """Map inputs to logits, with the ablation's seeds off."""
-        previous: str | None = None
-        for slot in self._slots_in_execution_order():
-            # A slot without an active seed needs no segment boundary; the host runs on.
-            if (slot.is_blended or slot.is_incubating) and slot.slot_id not in ablation.off:
-                x = slot(self._route.forward_to_segment(slot.slot_id, x, previous))
-                previous = slot.slot_id
+        if ablation.off:
+            (logits,) = self.fused_forward(x, [ablation]).logits
+            return logits
+        # A slot without a seed that takes part needs no segment boundary; the host runs on.
+        return self._run(x, [slot for slot in self._slots_in_execution_order() if slot.is_blended])
+
+    def forward_and_features(self, x: Tensor) -> tuple[Tensor, tuple[Incubation, ...]]:
+        """Map inputs to logits, and return the features that seeds in isolation learn from."""
+        slots = self._slots_in_execution_order()
+        at_work = [slot for slot in slots if slot.is_blended or slot.is_incubating]
+        seen: list[Incubation] = []
+        return self._run(x, at_work, seen=seen), tuple(seen)
+
+    def forward_switched_on(self, incubation: Incubation) -> Tensor:
+        """Map a slot's features to the logits of the network with its seed fully on.
+
+        Other seeds in isolation take no part. The host is in evaluation mode: its statistics stay
+        those of the network without the seed, which validation would use, and no dropout mask is
+        drawn from the host's generator.
+        """
+        slot, features = incubation
+        slots = list(self._slots_in_execution_order())
+        later = [other for other in slots[slots.index(slot) + 1 :] if other.is_blended]
+        was_training = self.host.training
+        self.host.eval()
+        try:
+            return self._run(slot.switched_on(features), later, previous=slot.slot_id)
+        finally:
+            self.host.train(was_training)
+
+    def _run(
+        self,
+        x: Tensor,
+        slots: Sequence[SeedSlot],
+        *,
+        previous: str | None = None,
+        seen: list[Incubation] | None = None,
+    ) -> Tensor:
+        """Run from raw input, or from the slot `previous`, to the logits, through these slots."""
+        for slot in slots:
+            x = self._route.forward_to_segment(slot.slot_id, x, previous)
+            previous = slot.slot_id
+            if slot.is_blended:
+                x = slot(x)
+            elif seen is not None:
+                seen.append(Incubation(slot, x.detach()))
         if previous is None:
             return self._route.forward(x)
         return self._route.forward_from_segment(previous, x)
@@ -104,7 +153,7 @@ class MorphogeneticModel(nn.Module):
         for slot_id in set[str]().union(*(ablation.off for ablation in ablations)):
             self.slot(slot_id)
         blended = [slot for slot in self._slots_in_execution_order() if slot.is_blended]
-        return PrefixWalk(self._route, blended, ablations).run(x)
+        return PrefixWalk(self._route, blended, ablations, batch_norms(self.host)).run(x)
 
     def _slots_in_execution_order(self) -> Iterator[SeedSlot]:
         # Looked up once: attribute access on an nn.Module is slow, and this runs for every batch.

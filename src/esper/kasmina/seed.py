@@ -5,9 +5,9 @@ from typing import Final
 import msgspec
 
 from esper.leyline.actions import Blueprint, Style
-from esper.leyline.alpha import DEFAULT_STEEPNESS, AlphaCurve, AlphaMode, AlphaState
+from esper.leyline.alpha import DEFAULT_STEEPNESS, AlphaCurve, AlphaState
 from esper.leyline.reports import GradientReading, SeedReport
-from esper.leyline.stages import Stage
+from esper.leyline.stages import COOLDOWN_STAGES, Stage
 
 __all__ = [
     "BLENDED_STAGES",
@@ -109,9 +109,15 @@ class SeedState(msgspec.Struct, frozen=True, kw_only=True):
         return self.stage in BLENDED_STAGES and self.alpha.alpha > 0.0
 
     @property
+    def is_incubating(self) -> bool:
+        """Return whether the seed learns without changing the host's output."""
+        is_idle = self.stage in COOLDOWN_STAGES or self.is_frozen
+        return not (is_idle or self.is_blended)
+
+    @property
     def is_frozen(self) -> bool:
-        """Return whether the seed's parameters are frozen, as they are while alpha ramps down."""
-        return self.alpha.mode is AlphaMode.DOWN
+        """Return whether the seed's parameters are frozen, as they are before a scheduled prune."""
+        return self.pending_prune is not None
 
 
 def with_accuracy(state: SeedState, accuracy_pct: float) -> SeedState:

@@ -12,17 +12,16 @@ from esper.kasmina.blending import (
     blend_add,
     blend_gate,
     blend_multiply,
-    straight_through,
 )
 from esper.kasmina.blueprints import build_seed
-from esper.kasmina.lifecycle import FreezeSet, ModuleDropped, Transition
+from esper.kasmina.lifecycle import Frozen, ModuleDropped, Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot_operations import Emit, SlotOperations, discard
 from esper.leyline.actions import Topology
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.errors import ContractError
 from esper.leyline.payloads import Payload
-from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules, Stage
+from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules
 
 __all__ = ["NO_MODULES", "SeedModules", "SeedSlot"]
 
@@ -75,19 +74,18 @@ class SeedSlot(SlotOperations, nn.Module):
 
     @property
     def is_incubating(self) -> bool:
-        """Return whether the seed trains on the slot's features without changing them."""
-        is_training = self.state is not None and self.state.stage is Stage.TRAINING
-        return is_training and torch.is_grad_enabled()
+        """Return whether the seed learns from the slot's features without changing them."""
+        return self.state is not None and self.state.is_incubating
 
     def forward(self, h: Tensor) -> Tensor:
         """Map the host's features to the slot's output, including the seed's contribution."""
         if self.is_blended:
             return self.compose(h, self._alpha_like(h))
-        if self.is_incubating and self.seed is not None:
-            # Detached, so that the seed's gradient ends here: while it trains in isolation, the
-            # host must move exactly as it would without the seed.
-            return straight_through(h, self.seed(h.detach()))
         return h
+
+    def switched_on(self, h: Tensor) -> Tensor:
+        """Map the host's features to the output that the slot has once its seed is fully on."""
+        return self.compose(h, torch.ones((), device=h.device))
 
     def compose(self, h: Tensor, alpha: Tensor) -> Tensor:
         """Blend the seed's output into `h`; alpha is a scalar or has one entry per sample."""
@@ -134,8 +132,8 @@ class SeedSlot(SlotOperations, nn.Module):
             match effect:
                 case ModuleDropped():
                     self._plant(NO_MODULES)
-                case FreezeSet(is_frozen):
-                    self._freeze(is_frozen=is_frozen)
+                case Frozen():
+                    self._freeze(is_frozen=True)
         self._set_state(outcome.state)
         return payloads
 

@@ -18,20 +18,12 @@ from esper.leyline.stages import (
 )
 
 __all__ = [
-    "GERMINATION_BLOCKING_STAGES",
     "OP_RULES",
     "ActionRules",
     "OpRule",
     "illegality",
     "is_legal",
 ]
-
-GERMINATION_BLOCKING_STAGES: Final = COOLDOWN_STAGES | {Stage.GERMINATED, Stage.TRAINING}
-"""A seed in one of these stages, in any slot, blocks germination in all slots.
-
-Seeds are developed one at a time, and a prune is followed by a cooldown: otherwise a policy could
-collect reward by repeatedly germinating and pruning.
-"""
 
 
 class OpRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +33,11 @@ class OpRule(msgspec.Struct, frozen=True, kw_only=True):
     """Stages of a seed that the op may be aimed at."""
     accepts_empty: bool = False
     needs_room: bool = False
-    """No seed is developing or cooling down in any slot, and the limit of seeds is not reached."""
+    """No slot is cooling down, and the limit of seeds is not reached.
+
+    A prune anywhere is followed by a cooldown everywhere: otherwise a policy could collect reward
+    by repeatedly germinating and pruning. Seeds may incubate together.
+    """
     needs_rest: bool = False
     """Alpha is not on a ramp."""
     needs_prune_age: bool = False
@@ -109,7 +105,7 @@ def _unfitness(rule: OpRule, target: SeedReport | None, rules: ActionRules) -> s
 
 def _obstacle(reports: Sequence[SeedReport], rules: ActionRules) -> str | None:
     for report in reports:
-        if report.stage in GERMINATION_BLOCKING_STAGES:
+        if report.stage in COOLDOWN_STAGES:
             return f"slot {report.slot_id!r} is in stage {report.stage.name}"
     # Cooling slots count no seed, but any of them has already been refused above.
     if rules.max_seeds is not None and len(reports) >= rules.max_seeds:

@@ -24,9 +24,9 @@ from esper.leyline.actions import (
     Tempo,
 )
 from esper.leyline.alpha import AlphaMode
-from esper.leyline.legality import GERMINATION_BLOCKING_STAGES, OP_RULES, ActionRules
+from esper.leyline.legality import OP_RULES, ActionRules
 from esper.leyline.reports import SeedReport
-from esper.leyline.stages import NUM_STAGES, STAGE_INDEX
+from esper.leyline.stages import COOLDOWN_STAGES, NUM_STAGES, STAGE_INDEX
 from esper.tamiyo.gather import LocatedReports, locate_reports
 from esper.tamiyo.mask_types import ActionMasks
 
@@ -71,7 +71,7 @@ class ActionMasker:
                 table[op, [STAGE_INDEX[stage] for stage in rule.stages]] = True
                 table[op, _EMPTY] = rule.accepts_empty
         blocking = np.zeros(NUM_STAGES + 1, dtype=bool)
-        blocking[[STAGE_INDEX[stage] for stage in GERMINATION_BLOCKING_STAGES]] = True
+        blocking[[STAGE_INDEX[stage] for stage in COOLDOWN_STAGES]] = True
         rows = [OP_RULES[op] for op in Op]
         offered = BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]
         self._slot_index = {slot_id: index for index, slot_id in enumerate(self.rules.slot_ids)}

@@ -10,7 +10,10 @@ from tests.builders.tiny_runs import tiny_job
 from torch import nn
 from torch.nn.modules.module import _global_forward_pre_hooks
 
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.seed import PruneCause, Ramp
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
+from esper.leyline.alpha import AlphaState
 from esper.leyline.errors import UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.stages import Stage
@@ -21,7 +24,7 @@ from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import prepare_run
 from esper.simic.training.assembly.worker_assembly import build_work
-from esper.simic.training.batch_ops import loss_and_correct
+from esper.simic.training.batch_ops import backpropagate
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.env_work import TrainingWork
 from esper.simic.training.static_work import PlantedSeed, StaticWork, plant, seeds_in
@@ -139,15 +142,40 @@ def test_cost_per_target_does_not_depend_on_the_sample(work: TrainingWork) -> No
     assert meter_of(work, 2).per_target(()) == meter_of(work, 6).per_target(())
 
 
-def test_seed_adds_to_the_cost_and_less_so_while_it_is_isolated(work: TrainingWork) -> None:
-    costs = {}
-    for stage in (Stage.GERMINATED, Stage.TRAINING, Stage.HOLDING):
-        model = build_model(work.context, 0, 0)
-        plant(model, planted(stage), torch.Generator().manual_seed(1))
-        costs[stage] = meter_of(work).per_target(tuple(model.reports().values()))
+def reported(work: TrainingWork, stage: Stage) -> MorphogeneticModel:
+    model = build_model(work.context, 0, 0)
+    plant(model, planted(stage), torch.Generator().manual_seed(1))
+    return model
 
-    assert costs[Stage.GERMINATED] == meter_of(work).per_target(())
-    assert costs[Stage.GERMINATED] < costs[Stage.TRAINING] < costs[Stage.HOLDING]
+
+def test_cost_of_a_seed_is_that_of_what_is_computed_in_its_stage(work: TrainingWork) -> None:
+    # The seed is one 1x1 convolution after the first block, where images have 8x8 pixels.
+    meter, bare = meter_of(work), meter_of(work).per_target(())
+    channels = reported(work, Stage.HOLDING).slot(SLOT).channels
+    seed = 2 * channels**2 * 8 * 8
+    blocks = list(build_model(work.context, 0, 0).host.modules())
+    later = [module.weight.numel() for module in blocks if isinstance(module, nn.Conv2d)][1:]
+    rest = sum(2 * size * (8 >> depth) ** 2 for depth, size in enumerate(later, start=1))
+    rest += sum(2 * module.weight.numel() for module in blocks if isinstance(module, nn.Linear))
+
+    def added(model: MorphogeneticModel) -> float:
+        return meter.per_target(tuple(model.reports().values())) - bare
+
+    # Blended: forward, and the gradients of weights and inputs.
+    assert added(reported(work, Stage.HOLDING)) == 3 * seed
+    assert added(reported(work, Stage.FOSSILIZED)) == 3 * seed
+    # In isolation: forward and gradient of the weights; through the rest of the host, forward and
+    # gradient of the inputs.
+    for stage in (Stage.GERMINATED, Stage.TRAINING):
+        assert added(reported(work, stage)) == 2 * seed + 2 * rest
+    before_its_ramp = reported(work, Stage.BLENDING)
+    state = before_its_ramp.slot(SLOT).occupant()
+    before_its_ramp.slot(SLOT).state = msgspec.structs.replace(state, alpha=AlphaState())
+    assert added(before_its_ramp) == 2 * seed + 2 * rest
+    # On its way out: no gradient of the weights.
+    leaving = reported(work, Stage.HOLDING)
+    leaving.slot(SLOT).schedule_prune(Ramp(num_steps=3), PruneCause())
+    assert added(leaving) == 2 * seed
 
 
 def test_counting_puts_no_hook_where_other_threads_would_run_into_it(
@@ -155,11 +183,11 @@ def test_counting_puts_no_hook_where_other_threads_would_run_into_it(
 ) -> None:
     seen: list[int] = []
 
-    def looking(outputs: torch.Tensor, targets: torch.Tensor) -> object:
+    def looking(model: MorphogeneticModel, batch: Batch) -> object:
         seen.append(len(_global_forward_pre_hooks))
-        return loss_and_correct(outputs, targets)
+        return backpropagate(model, batch)
 
-    monkeypatch.setattr(flops, "loss_and_correct", looking)
+    monkeypatch.setattr(flops, "backpropagate", looking)
 
     assert meter_of(work).per_target([]) > 0
     assert seen == [0]

@@ -236,12 +236,14 @@ def test_seeds_are_named_after_episode_env_and_count() -> None:
 def test_a_vetoed_action_counts_as_waiting_and_changes_nothing() -> None:
     world = world_of()
     grow(world.env, "r0c0", Stage.TRAINING)
+    world.env.model.slot("r0c0").prune(PruneCause())
+    world.env.outbox.clear()
     before = {name: value.clone() for name, value in world.env.model.state_dict().items()}
     expected = [tick(slot.state, slot.rules).state for slot in world.env.model.all_slots()]
     [outcome] = execute(world, germination("r0c1")).outcomes
     done = outcome.outcome
     assert (done.effective_op, done.succeeded) == (Op.WAIT, False)
-    assert done.veto_reason == "slot 'r0c0' is in stage TRAINING"
+    assert done.veto_reason == "slot 'r0c0' is in stage PRUNED"
     assert done.failure_reason is None
     assert [slot.state for slot in world.env.model.all_slots()] == expected
     after = world.env.model.state_dict()

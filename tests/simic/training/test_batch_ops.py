@@ -11,6 +11,7 @@ from tests.simic.training.envs import IMAGES, SLOTS, TASKS, TEXT, World, batch_o
 from tests.simic.training.syncs import counted_reads
 from torch import nn
 
+from esper.kasmina.seed import PruneCause, Ramp
 from esper.leyline.rewards import RewardMode
 from esper.leyline.stages import Stage
 from esper.leyline.tasks import TaskSpec
@@ -19,6 +20,7 @@ from esper.simic.training import batch_ops
 from esper.simic.training.batch_ops import (
     MEASURED_STAGES,
     TrainRules,
+    backpropagate,
     batch_signals_to_features,
     collect_gradient_telemetry_for_batch,
     loss_and_correct,
@@ -43,6 +45,14 @@ def grown_world(task: TaskSpec = IMAGES, **settings: object) -> World:
         for slot_id, stage in zip(SLOTS, GROWING, strict=True):
             grow(env, slot_id, stage)
         world.work.begin_train(env, 0)
+    return world
+
+
+def leaving_world(**settings: object) -> World:
+    """Return one env with a seed that is frozen on its way out."""
+    world = world_of(**settings)
+    grow(world.env, "r0c0", Stage.HOLDING)
+    assert world.env.model.slot("r0c0").schedule_prune(Ramp(num_steps=3), PruneCause()).succeeded
     return world
 
 
@@ -89,8 +99,7 @@ def test_with_seeds_a_pass_is_a_plain_loop_with_an_optimizer_for_each_bit_for_bi
     ]
     for [batch] in twin.train_batches.batches(round=0, step=0):
         model.zero_grad()
-        logits = model(batch.inputs).flatten(0, -2)
-        nn.functional.cross_entropy(logits, batch.targets.flatten()).backward()
+        backpropagate(model, batch)
         for part, optimizer in zip(parts, optimizers, strict=True):
             nn.utils.clip_grad_norm_(part, 1.0, foreach=False)
             optimizer.step()
@@ -114,14 +123,13 @@ def test_without_a_limit_gradients_are_left_as_they_are() -> None:
     env, twin = grown_world().env, grown_world().env
     rules = TrainRules(max_grad_norm=None, gradient_stride=1, autocast=nullcontext)
     process_train_batch(env, batch_of(), 0, rules)
-    loss, _ = loss_and_correct(twin.model(batch_of().inputs), batch_of().targets)
-    loss.backward()
+    backpropagate(twin.model, batch_of())
     for ours, theirs in zip(env.model.parameters(), twin.model.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None)
         assert ours.grad is None or has_same_bits(ours.grad, theirs.grad)
 
 
-def test_every_growing_seed_and_the_host_move_and_a_germinated_seed_rests() -> None:
+def test_every_growing_seed_and_the_host_move_and_a_seed_that_leaves_rests() -> None:
     env = grown_world().env
     before = {name: value.clone() for name, value in env.model.named_parameters()}
     process_train_batch(env, batch_of(), 0, RULES)
@@ -130,8 +138,7 @@ def test_every_growing_seed_and_the_host_move_and_a_germinated_seed_rests() -> N
         moved = [n for n in names if not torch.equal(before[n], env.model.get_parameter(n))]
         assert moved, part
 
-    resting = world_of().env
-    grow(resting, "r0c0", Stage.GERMINATED)
+    resting = leaving_world().env
     before = {name: p.clone() for name, p in resting.model.slot("r0c0").named_parameters()}
     process_train_batch(resting, batch_of(), 0, RULES)
     for name, parameter in resting.model.slot("r0c0").named_parameters():
@@ -198,8 +205,7 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
 
 
 def test_only_optimizers_with_gradients_go_through_the_scaler() -> None:
-    env = world_of(uses_scaler=True).env
-    grow(env, "r0c0", Stage.GERMINATED)
+    env = leaving_world(uses_scaler=True).env
     grow(env, "r0c1", Stage.TRAINING)
     asked: list[tuple[str, object]] = []
     scaler = env.scaler

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.seed import BLENDED_STAGES
+from esper.kasmina.seed import BLENDED_STAGES, PruneCause, Ramp
 from esper.leyline.actions import Style
+from esper.leyline.alpha import AlphaMode
 from esper.leyline.reports import SeedReport
-from esper.leyline.stages import ACTIVE_STAGES, Stage
+from esper.leyline.stages import COOLDOWN_STAGES, Stage
 from esper.runtime.batches import Batch
-from esper.simic.training.batch_ops import loss_and_correct
+from esper.simic.training.batch_ops import backpropagate
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.static_work import PlantedSeed, plant
 from esper.tolaria.sharing import OneAtATime
@@ -31,30 +32,31 @@ class FlopMeter:
     """Counts the training FLOPs per target of each topology, once per topology.
 
     Convolutions and matrix multiplications are counted, forward and backward; norms, activations
-    and optimizers, which are small in comparison, are not. A seed that is being removed counts as
-    one that is trained.
+    and optimizers, which are small in comparison, are not.
     """
 
     context: EnvFactoryContext
     sample: Batch
-    _known: dict[frozenset[PlantedSeed], float] = field(default_factory=dict)
+    _known: dict[frozenset["_Cost"], float] = field(default_factory=dict)
 
     def per_target(self, reports: Sequence[SeedReport]) -> float:
         """Return the training FLOPs per target with these seeds."""
-        key = frozenset(_cost_of(report) for report in reports if report.stage in ACTIVE_STAGES)
+        living = (report for report in reports if report.stage not in COOLDOWN_STAGES)
+        key = frozenset(_cost_of(report) for report in living)
         if key not in self._known:
             self._known[key] = self._count(key)
         return self._known[key]
 
-    def _count(self, key: frozenset[PlantedSeed]) -> float:
+    def _count(self, key: "frozenset[_Cost]") -> float:
         model = build_model(self.context, 0, 0).to(self.sample.inputs.device).train()
-        for seed in key:
+        for seed, is_frozen in key:
             plant(model, seed, torch.Generator().manual_seed(0))
+            if is_frozen:
+                model.slot(seed.slot_id).schedule_prune(Ramp(num_steps=1), PruneCause())
         counter = FlopCounterMode(display=False)
         counter.mod_tracker = _NoModules()  # type: ignore[assignment]
         with _COUNTING, counter:
-            loss, _ = loss_and_correct(model(self.sample.inputs), self.sample.targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            backpropagate(model, self.sample)
         return counter.get_total_flops() / self.sample.targets.numel()
 
 
@@ -72,12 +74,23 @@ class _NoModules:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _cost_of(report: SeedReport) -> PlantedSeed:
-    """Return a seed with the same cost as the reported one; alpha does not affect it."""
-    return PlantedSeed(
+class _Cost(NamedTuple):
+    """A seed with the same cost as a reported one."""
+
+    seed: PlantedSeed
+    is_frozen: bool
+
+
+def _cost_of(report: SeedReport) -> _Cost:
+    """Return what decides the cost of a seed: whether it is blended, and whether it learns."""
+    is_blended = report.stage in BLENDED_STAGES and report.alpha.alpha > 0.0
+    seed = PlantedSeed(
         slot_id=report.slot_id,
         blueprint=report.blueprint,
         style=_STYLE_BY_ALGORITHM[report.algorithm],
         alpha=1.0,
-        stage=Stage.FOSSILIZED if report.stage in BLENDED_STAGES else report.stage,
+        stage=Stage.HOLDING if is_blended else Stage.TRAINING,
     )
+    # Only a scheduled prune lets alpha fall to 0, and it freezes the seed.
+    is_frozen = report.alpha.mode is AlphaMode.DOWN and report.alpha.target == 0.0
+    return _Cost(seed, is_frozen=is_frozen)

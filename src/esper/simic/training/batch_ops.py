@@ -5,13 +5,14 @@ Results stay on the device until the pass is over and its fence has completed.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import (
     clip_gradients,
     forget_gradients,
@@ -35,6 +36,7 @@ from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationB
 __all__ = [
     "Autocast",
     "TrainRules",
+    "backpropagate",
     "batch_signals_to_features",
     "collect_gradient_telemetry_for_batch",
     "loss_and_correct",
@@ -79,10 +81,9 @@ def process_train_batch(
         env.fence.record_stream(batch.inputs, batch.targets)
         forget_gradients(env.host_optimizer)
         env.seed_optimizers.zero_grad()
-        with rules.autocast():
-            logits = env.model(batch.inputs)
-        loss, correct = loss_and_correct(logits, batch.targets)
-        _backward(env, loss)
+        scale = _unscaled if env.scaler is None else env.scaler.scale
+        loss, correct = backpropagate(env.model, batch, autocast=rules.autocast, scale=scale)
+        _unscale_gradients(env)
         # Between backward and step, and before clipping: gates look at the true gradients.
         if batch_index % rules.gradient_stride == 0:
             collect_gradient_telemetry_for_batch(env)
@@ -90,11 +91,38 @@ def process_train_batch(
         env.train.add(loss, correct, batch.targets.numel())
 
 
-def _backward(env: ParallelEnvState, loss: Tensor) -> None:
+def _unscaled(loss: Tensor) -> Tensor:
+    return loss
+
+
+def backpropagate(
+    model: MorphogeneticModel,
+    batch: Batch,
+    *,
+    autocast: Autocast = nullcontext,
+    scale: Callable[[Tensor], Tensor] = _unscaled,
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of host and seeds; return the loss and the correct predictions.
+
+    A seed in isolation has a loss of its own: that of the network with this seed fully on, whose
+    gradient goes to the seed alone.
+    """
+    with autocast():
+        logits, incubations = model.forward_and_features(batch.inputs)
+    loss, correct = loss_and_correct(logits, batch.targets)
+    scale(loss).backward()  # type: ignore[no-untyped-call]
+    for incubation in incubations:
+        with autocast():
+            logits = model.forward_switched_on(incubation)
+        side_loss, _ = loss_and_correct(logits, batch.targets)
+        parameters = list(incubation.slot.seed_parameters())
+        scale(side_loss).backward(inputs=parameters)  # type: ignore[no-untyped-call]
+    return loss, correct
+
+
+def _unscale_gradients(env: ParallelEnvState) -> None:
     if env.scaler is None:
-        loss.backward()  # type: ignore[no-untyped-call]
         return
-    env.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     # Gradient norms and clipping need unscaled gradients.
     for optimizer in (env.host_optimizer, *env.seed_optimizers):
         # The optimizer of a frozen seed has nothing to unscale.
