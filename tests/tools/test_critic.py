@@ -1,9 +1,13 @@
 """What the critic of a policy predicts, beside what is paid."""
 
 import pytest
-from tools.critic import MAX_ERROR, Predicted, discounted
+from tools.critic import MAX_ERROR, Predicted, discounted, predictions
 
+from esper.simic.evaluation.builtin import checkpoint_at
+from esper.simic.training.checkpoints.resuming import load_run
 from tools import critic
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_return_of_a_step_is_the_discounted_sum_of_what_follows() -> None:
@@ -25,6 +29,16 @@ def test_error_is_relative_to_the_size_of_returns_and_does_not_cancel() -> None:
     assert found.error == pytest.approx((1 + 1 + 1 + 0) / 4 / ((4 + 1) / 2))
     assert found.error_by_step == pytest.approx((1 + 1 + 1 + 0) / (4 + 2 + 1 + 1))
     assert found.first == (1.5, 1.5)
+
+
+def test_shipped_critic_predicts_what_held_out_hosts_return() -> None:
+    policy = load_run(checkpoint_at("builtin:digits_growth"))
+
+    found = predictions(policy, [1000], num_envs=4, is_greedy=False)
+
+    assert len(found.values) == 4
+    assert {len(values) for values in found.values} == {policy.job.training.max_epochs}
+    assert found.error <= MAX_ERROR
 
 
 @pytest.mark.parametrize(("error", "code"), [(MAX_ERROR, 0), (MAX_ERROR + 0.01, 1)])
