@@ -1,4 +1,4 @@
-"""Blending operators against their formulas, straight-through incubation, the gate network."""
+"""Blending operators against their formulas, and the gate network."""
 
 from collections.abc import Callable
 

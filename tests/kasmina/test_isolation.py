@@ -190,3 +190,13 @@ def test_frozen_seed_at_alpha_zero_is_left_alone() -> None:
     backpropagate(model, batch(Topology.CNN, 1))
 
     assert all(parameter.grad is None for parameter in slot.seed_parameters())
+
+
+def test_seed_without_parameters_has_nothing_to_learn() -> None:
+    model = grown(SPECS[Topology.CNN])
+    plant(model.slot("r0c1"), Stage.TRAINING)
+    model.slot("r0c1").seed = torch.nn.Identity()
+
+    loss, _ = backpropagate(model, batch(Topology.CNN, 0))
+
+    assert torch.isfinite(loss)

@@ -13,6 +13,7 @@ from tests.kasmina.bodies import (
     disturb,
     granted,
     grown,
+    inputs,
     lead,
     loss_of,
     plant,
@@ -32,6 +33,7 @@ from esper.kasmina.optimizers import (
 from esper.kasmina.seed import Ramp
 from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.stages import Stage
+from esper.leyline.tasks import HostSpec
 
 
 def host_sgd(host: nn.Module) -> torch.optim.SGD:
@@ -51,8 +53,21 @@ def train(
         host_optimizer.zero_grad()
         seeds.zero_grad()
         loss_of(model, SPECS[topology], seed=batch).backward()
+        if isinstance(model, MorphogeneticModel):
+            learn_in_isolation(model, SPECS[topology], seed=batch)
         host_optimizer.step()
         seeds.step()
+
+
+def learn_in_isolation(model: MorphogeneticModel, spec: HostSpec, seed: int) -> None:
+    """Give seeds in isolation a gradient, through features that cost the host no statistics."""
+    model.host.eval()
+    _, incubations = model.forward_and_features(inputs(spec, seed))
+    model.host.train()
+    for incubation in incubations:
+        if parameters := list(incubation.slot.seed_parameters()):
+            loss = model.forward_switched_on(incubation).square().mean()
+            loss.backward(inputs=parameters)
 
 
 def moments(optimizer: torch.optim.SGD) -> list[torch.Tensor]:

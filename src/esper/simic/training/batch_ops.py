@@ -112,10 +112,12 @@ def backpropagate(
     loss, correct = loss_and_correct(logits, batch.targets)
     scale(loss).backward()  # type: ignore[no-untyped-call]
     for incubation in incubations:
+        parameters = list(incubation.slot.seed_parameters())
+        if not parameters:
+            continue
         with autocast():
             logits = model.forward_switched_on(incubation)
         side_loss, _ = loss_and_correct(logits, batch.targets)
-        parameters = list(incubation.slot.seed_parameters())
         scale(side_loss).backward(inputs=parameters)  # type: ignore[no-untyped-call]
     return loss, correct
 
