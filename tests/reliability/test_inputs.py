@@ -184,3 +184,20 @@ def test_checkpoint_that_is_a_pipe_or_endless_is_refused(tmp_path: Path) -> None
     for path in (tmp_path / "pipe.pt", Path("/dev/zero")):
         ended = Child(["ppo", "--resume", str(path)], tmp_path / "output.txt").wait()
         assert (ended.code, ended.output.count("\n")) == (2, 1), ended.output
+
+
+@pytest.mark.parametrize("name", ["operational.jsonl", "run.json"])
+def test_report_does_not_wait_for_a_pipe_among_the_files_of_a_run(
+    name: str, run_dir: Path, tmp_path: Path
+) -> None:
+    (run_dir / name).unlink(missing_ok=True)
+    os.mkfifo(run_dir / name)
+    command = [sys.executable, "-m", "esper.scripts.telemetry", "report", run_dir]
+    ended = subprocess.run(
+        [*command, "-o", tmp_path / "report.html"],
+        capture_output=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert_refused(ended, 2)
+    assert b"not a regular file" in ended.stderr

@@ -17,6 +17,7 @@ from tools.soak.tampering import (
     append,
     contents_of,
     finished_run,
+    pipe,
     symlink,
     tamper_before_resume,
     tamper_while_writing,
@@ -24,6 +25,7 @@ from tools.soak.tampering import (
 )
 
 from esper.nissa.analysis.validation import validate_run
+from esper.nissa.storage.blocks import Block, CommitRecord, parse_commit_record
 from esper.nissa.storage.journal import EVENTS_FILE, OPERATIONAL_FILE
 from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint, read_checkpoint
 
@@ -164,3 +166,51 @@ def test_appending_to_a_finished_log_is_cut_off_by_resume(whole: Path, tmp_path:
     append(run_dir / EVENTS_FILE, run_dir)
     assert resume(tmp_path, "--rounds", "4")[0] == 0
     assert validate_run(run_dir).is_valid
+
+
+def rewrite_lines(run_dir: Path, old: bytes, new: bytes) -> None:
+    """Change lines of a log as somebody would who computes its checksums again."""
+    log, checksums = run_dir / EVENTS_FILE, run_dir / "events.crc"
+    data, written, lines = log.read_bytes(), b"", []
+    for text in checksums.read_bytes().splitlines(keepends=True):
+        record = parse_commit_record(text)
+        assert record is not None
+        changed = data[record.start : record.end].replace(old, new)
+        block = Block(record.first_seq, record.num_events, changed)
+        lines.append(CommitRecord.of(block, len(written)).line())
+        written += changed
+    log.write_bytes(written)
+    checksums.write_bytes(b"".join(lines))
+
+
+END_OF_ROUND = b'"event_type":"BATCH_EPOCH_COMPLETED"'
+
+
+@pytest.mark.parametrize(
+    "new", [b'"event_type":1', b"#", b'"event_type":"\xff"', b'"round":"x"'], ids=str
+)
+def test_log_of_valid_checksums_and_no_events_is_refused(
+    new: bytes, whole: Path, tmp_path: Path
+) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    rewrite_lines(run_dir, END_OF_ROUND, new)
+    before = contents_of(run_dir)
+    code, output = resume(tmp_path)
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "contains a line that is no event" in output
+    assert contents_of(run_dir) == before
+
+
+def test_manifest_that_is_a_pipe_is_not_waited_for(whole: Path, tmp_path: Path) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    pipe(run_dir / "run.json", tmp_path)
+    code, output = resume(tmp_path)
+    assert (code, output.count("\n")) == (2, 1), output
+
+
+def test_directory_in_the_way_of_a_temporary_file_is_named(whole: Path, tmp_path: Path) -> None:
+    run_dir = copy_of(whole, tmp_path)
+    (run_dir / "events.crc.tmp").mkdir()
+    code, output = resume(tmp_path, "--rounds", "4")
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "events.crc.tmp: the run cannot be rewound: Is a directory" in output

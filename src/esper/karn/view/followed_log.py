@@ -1,6 +1,7 @@
 """Following the log of a run directory that another process writes or has written."""
 
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class FollowedLog:
             end: how much of the file is committed; None reads all complete lines.
         """
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_open_without_waiting) as file:
                 self._check(file)
                 data = self._read_lines(file, end)
         except FileNotFoundError:
@@ -83,6 +84,8 @@ class FollowedLog:
         Its size is not enough: a resumed run that cuts off little soon writes as much again.
         """
         status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableFileError(self.path, "not a regular file")
         identity = (status.st_dev, status.st_ino)
         tail = os.pread(file.fileno(), len(self._tail), self.num_bytes - len(self._tail))
         if self._identity not in (None, identity) or tail != self._tail:
@@ -98,6 +101,11 @@ class FollowedLog:
             if len(data) > MAX_LINE_BYTES:
                 raise UnreadableFileError(self.path, f"has a line of over {MAX_LINE_BYTES} bytes")
         return data
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe without a writer is opened as well."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _ignore_lag(_: SubscriberLagged) -> None:

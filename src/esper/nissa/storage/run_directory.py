@@ -98,6 +98,8 @@ def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
 def read_manifest(run_dir: Path) -> RunManifest:
     """Read `run.json`."""
     path = run_dir / MANIFEST_FILE
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise UnreadableFileError(path, "not the manifest of a run: not a regular file")
     data = read_limited(path, MAX_MANIFEST_BYTES, "manifest of a run")
     try:
         return msgspec.json.decode(data, type=RunManifest)

@@ -34,9 +34,8 @@ def check_agreement(path: Path, header: CheckpointHeader, log: Path, cut: LogCut
         return  # this log does not contain the ends of rounds
     num_rounds = header.state.rounds_completed
     num_ended = _num_rounds_ended(log, cut)
-    is_within = bool(cut.redone) and _place_of(cut.redone.partition(b"\n")[0]).round in range(
-        num_rounds
-    )
+    first_redone = cut.redone.partition(b"\n")[0]
+    is_within = bool(cut.redone) and _place_of(log, first_redone).round in range(num_rounds)
     if num_ended != num_rounds or is_within:
         where = f"within round {num_rounds}" if is_within else f"after {num_ended} rounds"
         raise UnreadableFileError(
@@ -49,7 +48,7 @@ def check_agreement(path: Path, header: CheckpointHeader, log: Path, cut: LogCut
 def _num_rounds_ended(log: Path, cut: LogCut) -> int:
     """Return the number of rounds up to the cut, from the last events before it."""
     for line in _lines_backwards(log, cut):
-        place = _place_of(line)
+        place = _place_of(log, line)
         if place.event_type == EventType.BATCH_EPOCH_COMPLETED and place.round is not None:
             return place.round + 1
     return 0
@@ -62,5 +61,8 @@ def _lines_backwards(log: Path, cut: LogCut) -> Iterator[bytes]:
             yield from reversed(file.read(record.end - record.start).splitlines())
 
 
-def _place_of(line: bytes) -> _Place:
-    return msgspec.json.decode(line, type=_Place)
+def _place_of(log: Path, line: bytes) -> _Place:
+    try:
+        return msgspec.json.decode(line, type=_Place)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableFileError(log, f"contains a line that is no event: {error}") from None

@@ -177,6 +177,10 @@ def reopen_run(loaded: LoadedRun, telemetry_dir: Path, num_rounds: int) -> Opene
     try:
         num_events_redone = _rewind(run_dir, loaded, claim)
         put_rounds_on_record(run_dir, num_rounds)
+    except OSError as error:
+        claim.close()
+        path, reason = error.filename or claim.path, error.strerror or str(error)
+        raise UnreadableFileError(path, f"the run cannot be rewound: {reason}") from error
     except BaseException:
         claim.close()
         raise
