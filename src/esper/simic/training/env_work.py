@@ -63,6 +63,7 @@ class TrainingWork:
         env.zero_accumulators()
         env.model.train()
         env.seed_optimizers.sync_with(env.model)
+        env.host_schedule.begin_pass(step, env.model.blended_slots())
 
     def train_batch(self, env: ParallelEnvState, batch_index: int, batch: Batch) -> None:
         """Train on the env's sub-batch."""
