@@ -12,7 +12,9 @@ from tests.simic.training.small_runs import TASK
 
 from esper.leyline.config import (
     GovernorConfig,
+    HostSchedule,
     Job,
+    LrCurve,
     ProfilerConfig,
     RunOptions,
     TelemetryConfig,
@@ -54,6 +56,7 @@ OTHER_VALUES: dict[str, Any] = {
     "compile_mode": "off",
     "host_lr": 0.011,
     "seed_lr": 0.012,
+    "host_schedule": HostSchedule(curve=LrCurve.COSINE, warmup_steps=2),
     "max_grad_norm": None,
     "lifecycle": LifecycleRules(min_training_steps=3),
     "governor": GovernorConfig(sensitivity=5.0),

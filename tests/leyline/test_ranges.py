@@ -14,6 +14,8 @@ from esper.leyline.jobs import Layer, merge_job
 AT_LEAST: Final = {
     0: (
         "training.seed",
+        "training.host_schedule.warmup_steps",
+        "training.host_schedule.rewarmup_steps",
         "training.weight_decay",
         "training.value_coef",
         "training.value_coef_start",

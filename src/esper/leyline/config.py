@@ -33,7 +33,9 @@ __all__ = [
     "EngineKind",
     "FsyncPolicy",
     "GovernorConfig",
+    "HostSchedule",
     "Job",
+    "LrCurve",
     "ProfilerConfig",
     "RunOptions",
     "TelemetryConfig",
@@ -119,6 +121,24 @@ class GovernorConfig(_Config, frozen=True, kw_only=True):
     snapshot_every: PositiveInt = 5
 
 
+class LrCurve(StrEnum):
+    """How the learning rate of the hosts changes over an episode."""
+
+    CONSTANT = "constant"
+    COSINE = "cosine"
+    """From the whole rate to 0 at the end of the episode."""
+
+
+class HostSchedule(_Config, frozen=True, kw_only=True):
+    """The learning rate of the hosts over an episode, the same for every controller."""
+
+    curve: LrCurve = LrCurve.CONSTANT
+    warmup_steps: NonNegativeInt = 0
+    """Steps at the start of an episode with a rate below the whole one, which rises linearly."""
+    rewarmup_steps: NonNegativeInt = 0
+    """The same after each change of topology: a seed begins or ceases to change the output."""
+
+
 class TelemetryConfig(_Config, frozen=True, kw_only=True):
     """Which events are emitted."""
 
@@ -192,6 +212,7 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     host_lr: PositiveFloat | None = None
     """None uses the task's value; the same holds for seed_lr."""
     seed_lr: PositiveFloat | None = None
+    host_schedule: HostSchedule = HostSchedule()
     max_grad_norm: PositiveFloat | None = 1.0
     """Gradient clipping norm, applied to the host and each seed separately; None disables it."""
     lifecycle: LifecycleRules = LifecycleRules()

@@ -11,6 +11,7 @@ from torch import nn
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers, build_sgd
+from esper.kasmina.schedules import ScheduledOptimizer
 from esper.leyline.config import TrainingConfig
 from esper.leyline.episodes import episode_id_of
 from esper.leyline.payloads import Payload
@@ -52,6 +53,13 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
     """Build one env of a round from its own random streams."""
     config, task, fence = context.config, context.task, context.fences[env_id]
     model = build_model(context, round_index, env_id).to(fence.device)
+    host_lr = config.host_lr or task.host_lr
+    host_optimizer = build_sgd(
+        model.host_parameters(),
+        lr=host_lr,
+        momentum=task.momentum,
+        weight_decay=task.host_weight_decay,
+    )
     # Lanes never emit: what happens in slots waits here and leaves with the step's outcome, so that
     # events come in env order whichever lane is faster.
     outbox: list[Payload] = []
@@ -64,11 +72,12 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
         device=fence.device,
         fence=fence,
         model=model,
-        host_optimizer=build_sgd(
-            model.host_parameters(),
-            lr=config.host_lr or task.host_lr,
-            momentum=task.momentum,
-            weight_decay=task.host_weight_decay,
+        host_optimizer=host_optimizer,
+        host_schedule=ScheduledOptimizer(
+            optimizer=host_optimizer,
+            schedule=config.host_schedule,
+            lr=host_lr,
+            num_steps=config.max_epochs,
         ),
         seed_optimizers=SeedOptimizers(lr=config.seed_lr or task.seed_lr, momentum=task.momentum),
         scaler=torch.amp.GradScaler(fence.device.type) if context.uses_scaler else None,

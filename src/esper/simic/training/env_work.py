@@ -57,6 +57,7 @@ class TrainingWork(ActionWork):
         env.model.train()
         # A seed may have been planted when the env was built, before the first tick.
         env.seed_optimizers.sync_with(env.model)
+        env.host_schedule.begin_pass(step, env.model.blended_slots())
 
     def train_batch(self, env: ParallelEnvState, batch_index: int, batch: Batch) -> None:
         """Train on the env's sub-batch."""

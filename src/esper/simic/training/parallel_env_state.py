@@ -9,6 +9,7 @@ from torch import Tensor
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers
+from esper.kasmina.schedules import ScheduledOptimizer
 from esper.kasmina.slot_operations import SlotOperations
 from esper.leyline.messages import Panic
 from esper.leyline.reports import SeedReport
@@ -71,6 +72,7 @@ class ParallelEnvState(EnvEpisode):
     fence: Fence
     model: MorphogeneticModel
     host_optimizer: torch.optim.Optimizer
+    host_schedule: ScheduledOptimizer
     seed_optimizers: SeedOptimizers
     scaler: torch.amp.GradScaler | None
     governor: Governor

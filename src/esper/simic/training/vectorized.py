@@ -11,7 +11,13 @@ from typing import TextIO, TypeAlias, Unpack
 
 from torch import amp as torch_amp
 
-from esper.leyline.config import GovernorConfig, Job, ProfilerConfig, TelemetryConfig
+from esper.leyline.config import (
+    GovernorConfig,
+    HostSchedule,
+    Job,
+    ProfilerConfig,
+    TelemetryConfig,
+)
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
 from esper.nissa.bus.hub import get_hub
@@ -62,6 +68,7 @@ def train_ppo_vectorized(
     compile_mode: str = DEFAULTS.compile_mode,
     host_lr: float | None = DEFAULTS.host_lr,
     seed_lr: float | None = DEFAULTS.seed_lr,
+    host_schedule: HostSchedule | Table = DEFAULTS.host_schedule,
     max_grad_norm: float | None = DEFAULTS.max_grad_norm,
     lifecycle: LifecycleRules | Table = DEFAULTS.lifecycle,
     governor: GovernorConfig | Table = DEFAULTS.governor,
