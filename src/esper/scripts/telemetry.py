@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_RUN_HELP = "run directory or events.jsonl"
+_RUN_HELP = "run: directory, log, id, beginning of an id, name, or 'latest'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +53,8 @@ def _add_count(commands: "Subparsers") -> None:
         nargs="+",
         type=Path,
         metavar="PATH",
-        help="JSONL file (plain, gz or zst), run, directory of runs, or - for standard input",
+        help=f"{_RUN_HELP}; directory of runs, JSONL file (plain, gz or zst), or - for standard "
+        "input",
     )
     count.add_argument(
         "--by",
@@ -108,8 +109,8 @@ def _add_tail(commands: "Subparsers") -> None:
     tail = commands.add_parser("tail", help="show the events of a log file or a live run")
     tail.add_argument(
         "source",
-        metavar="URL|FILE",
-        help="ws://HOST:PORT/ws of a live run, run directory or log file",
+        metavar="URL|RUN",
+        help=f"ws://HOST:PORT/ws of a live run, or {_RUN_HELP}",
     )
     tail.add_argument("-f", "--follow", action="store_true", help="keep reading as the file grows")
     tail.add_argument(
@@ -158,7 +159,7 @@ def _add_validate(commands: "Subparsers") -> None:
 def _add_query(commands: "Subparsers") -> None:
     query = commands.add_parser("query", help="query runs with SQL (requires the extra 'query')")
     query.add_argument(
-        "run", nargs="?", type=Path, metavar="RUN", help="run directory, or directory of runs"
+        "run", nargs="?", type=Path, metavar="RUN", help=f"{_RUN_HELP}; or directory of runs"
     )
     query.add_argument("sql", nargs="?", metavar="SQL", help="SQL statement over the views")
     query.add_argument("--views", action="store_true", help="list the views")
