@@ -33,6 +33,7 @@ def _build_parser() -> ArgumentParser:
     parser = CommandParser(prog="esper-telemetry", description="Read the telemetry of runs.")
     add_version(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_runs(commands)
     _add_count(commands)
     _add_baseline(commands)
     _add_diff(commands)
@@ -44,6 +45,33 @@ def _build_parser() -> ArgumentParser:
     schema = commands.add_parser("schema", help="print the JSON Schema of the events")
     schema.set_defaults(command=_print_schema)
     return parser
+
+
+def _add_runs(commands: "Subparsers") -> None:
+    runs = commands.add_parser("runs", help="list runs")
+    runs.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="directory of runs (default: runs)",
+    )
+    runs.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only runs with this id, name, task, controller, engine, state, group, seed or tag; "
+        "* and ? match any text; may be repeated (default: all runs)",
+    )
+    runs.add_argument(
+        "--sort", default="age", metavar="COLUMN", help="column to sort by (default: age)"
+    )
+    runs.add_argument("--reverse", action="store_true", help="reverse the order")
+    runs.add_argument("--limit", type=int, metavar="N", help="print the first N (default: all)")
+    runs.add_argument("--json", action="store_true", help="print a JSON array with all facts")
+    runs.set_defaults(command=_runs)
 
 
 def _add_count(commands: "Subparsers") -> None:
@@ -207,6 +235,12 @@ def _add_serve(commands: "Subparsers") -> None:
 # ends the process at once until then, and unwinds the command afterwards: readers have child
 # processes, and files are written under a temporary name. A query has neither, and a server
 # handles signals itself.
+
+
+def _runs(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_runs import run_runs  # see above
+
+    return run_runs(arguments)
 
 
 def _count(arguments: Namespace) -> int:
