@@ -129,6 +129,12 @@ def _add_diff(commands: "Subparsers") -> None:
         diff.add_argument(
             side, type=Path, metavar=side.upper(), help=f"{_RUN_HELP}, or a baseline's .json"
         )
+    diff.add_argument(
+        "--all", action="store_true", help="list the counts of all event types, equal ones too"
+    )
+    diff.add_argument(
+        "--raw", action="store_true", help="print the lines of the first event that differs"
+    )
     diff.add_argument("--json", action="store_true", help="print one JSON object")
     diff.set_defaults(command=_diff)
 
@@ -265,7 +271,7 @@ def _list_baselines(arguments: Namespace) -> int:
 
 
 def _diff(arguments: Namespace) -> int:
-    from esper.scripts.telemetry_compare import run_diff  # see above
+    from esper.scripts.telemetry_diff import run_diff  # see above
 
     with interruptible():
         return run_diff(arguments)

@@ -56,6 +56,6 @@ def build_report(run_dir: Path, baseline: Path | None = None) -> Report:
 def _verdict(difference: Difference) -> str:
     if difference.is_same:
         return f"Same as the baseline {difference.left}."
-    changed = [change.event_type for change in difference.counts]
+    changed = [change.event_type for change in difference.counts if change.delta]
     counts = f" Counts that differ: {', '.join(changed)}." if changed else ""
     return f"Differs from the baseline {difference.left}.{counts}"

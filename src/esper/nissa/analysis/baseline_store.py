@@ -148,7 +148,8 @@ def _is_baseline(path: Path) -> bool:
 def _scanned_side(path: Path, log: Path, scan: Scan) -> Side:
     if not scan.profile.counts:
         raise UnreadableFileError(path, "contains no events, so there is nothing to compare")
-    return Side(name=str(path), baseline=_baseline(log, scan), log=log, blocks=scan.blocks)
+    name = str(path if path.exists() else log.parent)  # the run that an id or a name stood for
+    return Side(name=name, baseline=_baseline(log, scan), log=log, blocks=scan.blocks)
 
 
 def scan_logs(logs: Sequence[Path], *, with_keys: bool) -> list[Scan]:
