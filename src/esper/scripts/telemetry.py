@@ -140,7 +140,12 @@ def _add_diff(commands: "Subparsers") -> None:
 
 
 def _add_tail(commands: "Subparsers") -> None:
-    tail = commands.add_parser("tail", help="show the events of a log file or a live run")
+    tail = commands.add_parser(
+        "tail",
+        help="show the events of a log file or a live run",
+        description="Show the events of a log file or a live run. Times are local; rounds (r), "
+        "steps (s) and envs (e) count from 0, as in the log.",
+    )
     tail.add_argument(
         "source",
         metavar="URL|RUN",
@@ -191,7 +196,12 @@ def _add_validate(commands: "Subparsers") -> None:
 
 
 def _add_query(commands: "Subparsers") -> None:
-    query = commands.add_parser("query", help="query runs with SQL (requires the extra 'query')")
+    query = commands.add_parser(
+        "query",
+        help="query runs with SQL (requires the extra 'query')",
+        description="Query runs with SQL (requires the extra 'query'). Times are UTC; rounds, "
+        "steps and envs count from 0, as in the log.",
+    )
     query.add_argument(
         "run", nargs="?", type=Path, metavar="RUN", help=f"{_RUN_HELP}; or directory of runs"
     )

@@ -1,7 +1,7 @@
 """One readable line per event, for terminals."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import singledispatch
 
 import msgspec
@@ -67,9 +67,9 @@ def is_worrying(line: bytes) -> bool:
 
 def _clock(ts: float) -> str:
     try:
-        return datetime.fromtimestamp(ts, UTC).strftime("%H:%M:%SZ")
+        return datetime.fromtimestamp(ts).astimezone().strftime("%H:%M:%S")
     except (OverflowError, OSError, ValueError):
-        return "--:--:--Z"
+        return "--:--:--"
 
 
 def _place(event: Event) -> str:
