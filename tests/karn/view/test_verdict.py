@@ -101,12 +101,18 @@ def test_controller_without_a_policy_is_not_asked_to_learn() -> None:
     assert (verdict.learning, verdict.learning_grade) == ("not learning", Grade.OK)
 
 
-def test_rollback_asks_for_action_and_is_the_top_reason() -> None:
+@pytest.mark.parametrize(("num_rollbacks", "attention"), [(1, "watch"), (2, "watch"), (3, "act")])
+def test_rollback_is_the_top_reason_and_repeated_ones_ask_for_action(
+    num_rollbacks: int, attention: str
+) -> None:
     wire = Wire()
     scope = EventScope(0, 3, 2, 2)
-    verdict = verdict_of([wire.event(started(Story())), wire.event(rollback(3), scope)])
-    assert verdict.attention == "act"
-    assert verdict.headline == "Running, needs attention"
+    rollbacks = [wire.event(rollback(3), scope) for _ in range(num_rollbacks)]
+
+    verdict = verdict_of([wire.event(started(Story())), *rollbacks])
+
+    assert verdict.attention == attention
+    assert (verdict.headline == "Running, needs attention") == (attention == "act")
     assert verdict.reasons[0].text.startswith("env 2: host rolled back")
 
 

@@ -16,7 +16,7 @@ from esper.karn.view.snapshot import (
 from esper.karn.view.thresholds import LIMITS, THRESHOLDS, Grade, grade, worst
 from esper.karn.view.trend import Trend, find_trend
 from esper.leyline.payloads import TrainingStarted
-from esper.leyline.telemetry import Severity
+from esper.leyline.telemetry import EventType, Severity
 
 __all__ = ["Evidence", "judge"]
 
@@ -172,11 +172,17 @@ def _alarm_reasons(evidence: Evidence) -> Iterator[Reason]:
     for alarm in evidence.alarms:
         if not _is_recent(alarm, evidence):
             continue
-        is_grave = Severity(alarm.severity).rank >= Severity.ERROR.rank
+        is_grave = Severity(alarm.severity).rank >= Severity.ERROR.rank and not _is_contained(alarm)
         where = "" if alarm.env_id is None else f"env {alarm.env_id}: "
         yield Reason(
             grade=Grade.ACT if is_grave else Grade.WATCH, text=where + alarm.text, panel="alarms"
         )
+
+
+def _is_contained(alarm: AlarmView) -> bool:
+    """Return whether the run has dealt with an alarm itself: a host that is rolled back goes on."""
+    is_rollback = alarm.event_type == EventType.GOVERNOR_ROLLBACK
+    return is_rollback and alarm.count < LIMITS.rollbacks_to_act
 
 
 def _is_recent(alarm: AlarmView, evidence: Evidence) -> bool:
