@@ -17,9 +17,10 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from esper.karn.console.console import Console
-from esper.karn.report.run_report import run_directory_at, write_report
+from esper.karn.report.run_report import write_report
 from esper.leyline.telemetry import Event, decode_event
-from esper.nissa.reading.lines import find_logs, read_lines
+from esper.nissa.reading.lines import read_lines
+from esper.nissa.reading.run_lookup import find_log, find_run
 
 SIZES = {"wide": (1920, 1080), "laptop": (1280, 800), "phone": (390, 844)}
 CONSOLE_COLUMNS, CONSOLE_LINES = 124, 28
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chromium is None:
         parser.error("no chromium on the path; 'apt-get install chromium' provides it")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    run_dir = run_directory_at(arguments.run)
+    run_dir = find_run(arguments.run)
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         report = Path(folder) / "report.html"
@@ -100,7 +101,7 @@ def take_detail(browser: Browser, report: Path, theme: str, output: Path) -> Non
 
 def take_console(browser: Browser, run_dir: Path, share: float, output: Path) -> None:
     """Take the live screen as it was after a share of the run's events."""
-    (log,) = find_logs([run_dir])
+    log = find_log(run_dir)
     lines = list(read_lines(log))
     events = [decode_event(line) for line in lines[: max(round(share * len(lines)), 1)]]
     page = browser.new_page(viewport={"width": 1100, "height": 700}, device_scale_factor=2)

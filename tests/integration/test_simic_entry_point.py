@@ -95,6 +95,8 @@ OTHER_VALUES: dict[str, Any] = {
     "plateau_threshold": 0.7,
     "improvement_threshold": 2.5,
     "telemetry": TelemetryConfig(level="minimal"),
+    "name": "mine",
+    "tags": {"sweep": "lr"},
     "engine": "threads",
     "workers": 2,
     "lanes": 1,

@@ -254,7 +254,7 @@ ALLOWED: dict[str, str] = {
     "esper.nissa.storage.journal.claim_run.files": REPLACED,
     "esper.nissa.storage.run_directory.build_manifest.run_id": REPLACED,
     "esper.nissa.storage.run_directory.create_run_directory.files": REPLACED,
-    "esper.nissa.storage.run_directory.put_rounds_on_record.files": REPLACED,
+    "esper.nissa.storage.run_directory.put_on_record.files": REPLACED,
     "esper.nissa.live.protocols.*Protocol.*": CALLED,
     "esper.nissa.live.server._*": CALLED,
     "esper.nissa.live.app.build_app.max_connections": REPLACED,

@@ -30,6 +30,8 @@ CASES = {
     "--max-seeds": Case("2", "training.max_seeds", 2),
     "--seed": Case("5", "training.seed", 5),
     "--group": Case("treated", "training.group_id", "treated"),
+    "--name": Case("mine", "run.name", "mine"),
+    "--tag": Case("a=1 --tag b=x=y", "run.tags", {"a": "1", "b": "x=y"}),
     "--data": Case("synthetic", "training.data", "synthetic"),
     "--data-dir": Case("here", "run.data_dir", "here"),
     "--batch-size": Case("17", "training.batch_size_per_env", 17),

@@ -2,7 +2,11 @@
 
 import json
 import math
+import shlex
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from tests.simic.training.runs import lines_of, weights_digest
 
 import esper
 from esper.scripts.train import main
+from esper.simic.training.checkpoints.resuming import resolve_job
 from esper.tolaria.stopping import StopFlag
 
 TINY = ["--rounds", "1", "--envs", "2", "--episode-length", "3"]
@@ -50,6 +55,30 @@ def test_a_run_in_a_pipe_writes_whole_lines_and_a_summary(
     assert "round 1/1" in out
     assert "completed" in out
     assert "\x1b" not in out
+
+
+def test_interrupted_run_ends_with_the_command_that_resumes_it_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    flags = ["--envs", "1", "--episode-length", "2", "--rounds", "900", "--engine", "threads"]
+    command = [sys.executable, "-m", "esper.scripts.train", "wait", *flags]
+    with subprocess.Popen(
+        [*command, "--telemetry-dir", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        next(line for line in process.stdout if "round 1/900" in line)
+        process.send_signal(signal.SIGINT)
+        last = process.stdout.read().splitlines()[-1]
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (130, "")
+    [run_dir] = tmp_path.iterdir()
+    assert last == f"esper-train wait --resume {run_dir}"
+    words = shlex.split(last)[1:]
+    assert resolve_job([("command", {"run": {"resume_path": words[-1]}})])[1] is not None
 
 
 def test_json_summary_is_all_that_stdout_gets(

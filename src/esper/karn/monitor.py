@@ -85,6 +85,7 @@ class RunMonitor:
             is_quiet=self.run.quiet,
             footer=(*where, *address),
             final_footer=(*where, *again),
+            run_dir=hub.run_dir,
         )
 
 

@@ -26,6 +26,7 @@ from esper.leyline.tasks import BatchMode
 
 __all__ = [
     "DEFAULT_SERVER_ADDRESS",
+    "LATEST_RUN",
     "AdvantageNorm",
     "AmpDtype",
     "CompileMode",
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 DEFAULT_SERVER_ADDRESS: Final = "127.0.0.1:8765"
+LATEST_RUN: Final = "latest"
+"""What commands accept in place of a run's name."""
 
 
 class DataSource(StrEnum):
@@ -274,6 +277,9 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
 class RunOptions(_Config, frozen=True, kw_only=True):
     """Options for one execution of a run; none of them affects the result."""
 
+    name: str | None = None
+    """What people call the run; commands take it in place of the run's directory."""
+    tags: dict[str, str] = {}
     engine: EngineKind = EngineKind.AUTO
     workers: PositiveInt | None = None
     """Processes or Ray actors; None uses one per env, at most one per core."""
@@ -289,7 +295,7 @@ class RunOptions(_Config, frozen=True, kw_only=True):
     """Rounds between two checkpoints."""
     save_path: str | None = None
     resume_path: str | None = None
-    """A checkpoint, or `latest`."""
+    """A checkpoint, a run (directory, id, prefix or name), or `latest`."""
     serve: str | None = None
     """HOST:PORT of the live server; None disables it."""
     serve_token: str | None = None

@@ -243,6 +243,9 @@ class InterruptedRunError(EsperError):
 
     exit_code = ExitCode.INTERRUPTED
 
+    is_reported: bool = False
+    """Whether a summary of the run has said already why it ended and how to continue it."""
+
 
 def shown(value: object) -> str:
     """Format an external value for a message: quoted, on one line, of limited length."""

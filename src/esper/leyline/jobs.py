@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, get_args
 import msgspec
 
 from esper.leyline.actions import HEADS
-from esper.leyline.config import Job, TrainingConfig
+from esper.leyline.config import LATEST_RUN, Job, TrainingConfig
 from esper.leyline.errors import ConfigError, InvalidValueError, UnknownKeyError, nearest_name
 from esper.leyline.ranges import range_of
 from esper.leyline.rewards import RewardFamily, RewardMode
@@ -31,6 +31,8 @@ __all__ = ["Layer", "layer_from_text", "merge_job", "merge_layers"]
 Layer: TypeAlias = Mapping[str, object]
 """Some of a job's keys: tables `training` and `run`, as a file has them."""
 
+_LABEL: Final = re.compile(r"\w[\w.+:@-]{0,63}")
+"""A name or a tag's key: one word, which a shell needs no quotes for."""
 _OUT_OF_RANGE: Final = re.compile(r"` (of length )?[<>]=? ")
 """What msgspec's message has about a value of the right type outside its range."""
 
@@ -272,6 +274,7 @@ def _group_checks(config: TrainingConfig) -> Iterator[_Check]:
 
 
 def _run_checks(job: Job) -> Iterator[_Check]:
+    yield from _label_checks(job)
     serve, profiler = job.run.serve, job.run.profiler
     if serve is not None:
         host, _, port = serve.rpartition(":")
@@ -282,6 +285,20 @@ def _run_checks(job: Job) -> Iterator[_Check]:
     constraint = f"with torch_warmup it leaves nothing of the run's {num_steps} steps to trace"
     is_valid = is_reached or not profiler.torch
     yield "run.profiler.torch_wait", profiler.torch_wait, is_valid, constraint
+
+
+def _label_checks(job: Job) -> Iterator[_Check]:
+    """Check that a name can stand where a command expects a run, and tags where it prints them."""
+    if job.run.name is not None:
+        is_valid = _LABEL.fullmatch(job.run.name) is not None and job.run.name != LATEST_RUN
+        constraint = (
+            "must be 1 to 64 letters, digits or any of _ . + : @ -, must start with a letter or "
+            f"a digit, and must not be {LATEST_RUN!r}"
+        )
+        yield "run.name", job.run.name, is_valid, constraint
+    for key in job.run.tags:
+        constraint = "must be KEY=VALUE with a key of letters, digits or any of _ . + : @ -"
+        yield "run.tags", key, _LABEL.fullmatch(key) is not None, constraint
 
 
 def layer_from_text(text: str, *, source: str, is_toml: bool) -> Layer:

@@ -1,7 +1,7 @@
 """Command-line flags for the keys of a job: one table defines parser, help and config layers."""
 
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,8 @@ class JobFlag(msgspec.Struct, frozen=True, kw_only=True):
     kind: Callable[[str], object] | None = str
     """Parses the value; None for a boolean switch, which also has a `--no-` form."""
     takes_many: bool = False
+    is_pair: bool = False
+    """Whether it takes KEY=VALUE, any number of times."""
     implied: str | None = None
     """The value used when the flag is given without one; None if it requires a value."""
     choices: tuple[str, ...] | None = None
@@ -84,6 +86,13 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         ),
         _flag("--seed", "training.seed", "random seed of the run", int),
         _flag("--group", "training.group_id", "group label for A/B comparisons"),
+        _flag("--name", "run.name", "name of the run, which commands accept instead of its path"),
+        JobFlag(
+            name="--tag",
+            key="run.tags",
+            help="tag of the run, a column when runs are listed or queried; may be repeated",
+            is_pair=True,
+        ),
     ),
     "data": (
         _flag("--data", "training.data", "data source"),
@@ -176,7 +185,7 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     "checkpoints": (
         _flag("--checkpoint-every", "run.checkpoint_every", "rounds between checkpoints", int),
         _flag("--save", "run.save_path", "additional path for the last checkpoint"),
-        _flag("--resume", "run.resume_path", "checkpoint to resume from, or 'latest'"),
+        _flag("--resume", "run.resume_path", "run or checkpoint to resume from, or 'latest'"),
     ),
     "monitoring": (
         JobFlag(
@@ -273,6 +282,8 @@ def _arguments(flag: JobFlag) -> dict[str, Any]:
     arguments: dict[str, Any] = {"default": None, "help": f"{flag.help} ({_default_text(flag)})"}
     if flag.kind is None:
         return {**arguments, "action": BooleanOptionalAction}
+    if flag.is_pair:
+        return {**arguments, "action": "append", "metavar": "KEY=VALUE"}
     arguments |= {"type": flag.kind, "choices": flag.choices}
     if flag.choices is None:
         arguments["metavar"] = flag.attribute.upper()
@@ -286,7 +297,7 @@ def _arguments(flag: JobFlag) -> dict[str, Any]:
 def _default_text(flag: JobFlag) -> str:
     value = _field(flag.key)
     shown = " ".join(value) if isinstance(value, tuple) else value
-    plain = "none" if value is None else str(shown)
+    plain = "none" if value is None or value == {} else str(shown)
     # Written here because BooleanOptionalAction does not add the default to the help.
     return f"default: the task's, else {plain}" if flag.key in _TASK_KEYS else f"default: {plain}"
 
@@ -299,9 +310,20 @@ def layers_from(arguments: Namespace) -> list[tuple[str, Layer]]:
     for flag in ALL_FLAGS:
         value = getattr(arguments, flag.attribute)
         if value is not None:
+            value = _pairs(flag.name, value) if flag.is_pair else value
             layers.append((flag.name, _nested(flag.key, value)))
     layers.extend((f"--set {text}", _layer_from_setting(text)) for text in arguments.set)
     return layers
+
+
+def _pairs(flag: str, texts: Iterable[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"{flag} {text}: expected KEY=VALUE, such as {flag} sweep=lr")
+        pairs[key] = value
+    return pairs
 
 
 def _read_layer(path: Path) -> Layer:

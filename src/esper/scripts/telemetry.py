@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_RUN_HELP = "run directory or events.jsonl"
+_RUN_HELP = "run: directory, log, id, beginning of an id, name, or 'latest'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +33,7 @@ def _build_parser() -> ArgumentParser:
     parser = CommandParser(prog="esper-telemetry", description="Read the telemetry of runs.")
     add_version(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_runs(commands)
     _add_count(commands)
     _add_baseline(commands)
     _add_diff(commands)
@@ -46,6 +47,33 @@ def _build_parser() -> ArgumentParser:
     return parser
 
 
+def _add_runs(commands: "Subparsers") -> None:
+    runs = commands.add_parser("runs", help="list runs")
+    runs.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="directory of runs (default: runs)",
+    )
+    runs.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only runs with this id, name, task, controller, engine, state, group, seed or tag; "
+        "* and ? match any text; may be repeated (default: all runs)",
+    )
+    runs.add_argument(
+        "--sort", default="age", metavar="COLUMN", help="column to sort by (default: age)"
+    )
+    runs.add_argument("--reverse", action="store_true", help="reverse the order")
+    runs.add_argument("--limit", type=int, metavar="N", help="print the first N (default: all)")
+    runs.add_argument("--json", action="store_true", help="print a JSON array with all facts")
+    runs.set_defaults(command=_runs)
+
+
 def _add_count(commands: "Subparsers") -> None:
     count = commands.add_parser("count", help="count events by type")
     count.add_argument(
@@ -53,7 +81,8 @@ def _add_count(commands: "Subparsers") -> None:
         nargs="+",
         type=Path,
         metavar="PATH",
-        help="JSONL file (plain, gz or zst), run, directory of runs, or - for standard input",
+        help=f"{_RUN_HELP}; directory of runs, JSONL file (plain, gz or zst), or - for standard "
+        "input",
     )
     count.add_argument(
         "--by",
@@ -100,16 +129,27 @@ def _add_diff(commands: "Subparsers") -> None:
         diff.add_argument(
             side, type=Path, metavar=side.upper(), help=f"{_RUN_HELP}, or a baseline's .json"
         )
+    diff.add_argument(
+        "--all", action="store_true", help="list the counts of all event types, equal ones too"
+    )
+    diff.add_argument(
+        "--raw", action="store_true", help="print the lines of the first event that differs"
+    )
     diff.add_argument("--json", action="store_true", help="print one JSON object")
     diff.set_defaults(command=_diff)
 
 
 def _add_tail(commands: "Subparsers") -> None:
-    tail = commands.add_parser("tail", help="show the events of a log file or a live run")
+    tail = commands.add_parser(
+        "tail",
+        help="show the events of a log file or a live run",
+        description="Show the events of a log file or a live run. Times are local; rounds (r), "
+        "steps (s) and envs (e) count from 0, as in the log.",
+    )
     tail.add_argument(
         "source",
-        metavar="URL|FILE",
-        help="ws://HOST:PORT/ws of a live run, run directory or log file",
+        metavar="URL|RUN",
+        help=f"ws://HOST:PORT/ws of a live run, or {_RUN_HELP}",
     )
     tail.add_argument("-f", "--follow", action="store_true", help="keep reading as the file grows")
     tail.add_argument(
@@ -156,9 +196,14 @@ def _add_validate(commands: "Subparsers") -> None:
 
 
 def _add_query(commands: "Subparsers") -> None:
-    query = commands.add_parser("query", help="query runs with SQL (requires the extra 'query')")
+    query = commands.add_parser(
+        "query",
+        help="query runs with SQL (requires the extra 'query')",
+        description="Query runs with SQL (requires the extra 'query'). Times are UTC; rounds, "
+        "steps and envs count from 0, as in the log.",
+    )
     query.add_argument(
-        "run", nargs="?", type=Path, metavar="RUN", help="run directory, or directory of runs"
+        "run", nargs="?", type=Path, metavar="RUN", help=f"{_RUN_HELP}; or directory of runs"
     )
     query.add_argument("sql", nargs="?", metavar="SQL", help="SQL statement over the views")
     query.add_argument("--views", action="store_true", help="list the views")
@@ -208,6 +253,12 @@ def _add_serve(commands: "Subparsers") -> None:
 # handles signals itself.
 
 
+def _runs(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_runs import run_runs  # see above
+
+    return run_runs(arguments)
+
+
 def _count(arguments: Namespace) -> int:
     from esper.scripts.telemetry_count import run_count  # see above
 
@@ -230,7 +281,7 @@ def _list_baselines(arguments: Namespace) -> int:
 
 
 def _diff(arguments: Namespace) -> int:
-    from esper.scripts.telemetry_compare import run_diff  # see above
+    from esper.scripts.telemetry_diff import run_diff  # see above
 
     with interruptible():
         return run_diff(arguments)

@@ -10,7 +10,7 @@ import msgspec
 from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.printable import printable
 from esper.nissa.analysis.counting import BadLine, CountBy, Tally, count_logs
-from esper.nissa.reading.lines import find_logs
+from esper.nissa.reading.run_lookup import find_logs
 from esper.scripts.terminal import Colour, print_json, print_table
 
 __all__ = ["run_count"]

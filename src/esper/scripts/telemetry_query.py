@@ -6,8 +6,8 @@ from argparse import Namespace
 
 from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.untyped_json import compact_json
-from esper.nissa.reading.lines import find_logs
 from esper.nissa.reading.query import QueryResult, query_logs
+from esper.nissa.reading.run_lookup import find_logs
 from esper.nissa.reading.sql_views import VIEWS
 from esper.scripts.terminal import print_table, text_for_output
 

@@ -15,8 +15,8 @@ from esper.leyline.errors import ExitCode
 from esper.leyline.live import Gap, Subscription
 from esper.leyline.printable import printable
 from esper.nissa.live.token import resolve_token
-from esper.nissa.reading.lines import find_logs
 from esper.nissa.reading.rendering import is_worrying, render_line
+from esper.nissa.reading.run_lookup import find_log
 from esper.nissa.reading.tailing import LineFilter, follow_file
 from esper.scripts.terminal import Colour, paint, print_table, text_for_output
 
@@ -98,8 +98,7 @@ def _items(arguments: Namespace) -> Iterator[_Item]:
         env_ids=frozenset(arguments.env) or None,
         since=arguments.since,
     )
-    [log] = find_logs([Path(arguments.source)])[-1:]  # of several runs, the newest
-    lines = follow_file(log, is_following=arguments.follow)
+    lines = follow_file(find_log(Path(arguments.source)), is_following=arguments.follow)
     return (line for line in lines if wanted.accepts(line))
 
 

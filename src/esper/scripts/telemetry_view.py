@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from esper.karn.report.run_report import run_directory_at, write_report
+from esper.karn.report.run_report import write_report
 from esper.karn.view.followed_log import follow, open_source
 from esper.karn.web.run_server import RunServer
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
@@ -16,6 +16,7 @@ from esper.leyline.stop_signals import handled_signals
 from esper.nissa.live.address import ServerAddress, dashboard_url, listen
 from esper.nissa.live.security import Security
 from esper.nissa.live.token import resolve_token
+from esper.nissa.reading.run_lookup import find_run
 
 __all__ = ["run_report", "run_serve"]
 
@@ -23,7 +24,7 @@ __all__ = ["run_report", "run_serve"]
 def run_report(arguments: Namespace) -> int:
     """Write a self-contained HTML report of a run."""
     output: Path = arguments.output
-    write_report(run_directory_at(arguments.run), output, arguments.baseline)
+    write_report(find_run(arguments.run), output, arguments.baseline)
     print(f"wrote {output}")
     return ExitCode.OK
 
@@ -32,7 +33,7 @@ def run_serve(arguments: Namespace) -> int:
     """Serve the dashboard of a finished or running run until interrupted."""
     address = ServerAddress.parse(arguments.address or DEFAULT_SERVER_ADDRESS)
     security = Security(host=address.host, token=resolve_token(arguments.token))
-    run_dir = run_directory_at(arguments.run)
+    run_dir = find_run(arguments.run)
     open_source(run_dir)  # refuses a directory without a log before the address is printed
     try:
         with listen(address) as listener:

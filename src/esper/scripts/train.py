@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from esper.leyline.errors import ExitCode
+from esper.leyline.errors import ExitCode, InterruptedRunError
 from esper.leyline.jobs import Layer, merge_job, merge_layers
 from esper.leyline.printable import printable
 from esper.leyline.tasks import PRESETS
@@ -89,11 +89,22 @@ def _build_parser() -> ArgumentParser:
 
 
 def _train(controller: str, arguments: Namespace) -> int:
+    layers = layers_from(arguments)
+    try:
+        return _run_controller(controller, arguments, layers)
+    except InterruptedRunError as error:
+        if not error.is_reported:
+            raise
+        return error.exit_code  # the last line is the summary's command to resume
+
+
+def _run_controller(
+    controller: str, arguments: Namespace, layers: Sequence[tuple[str, Layer]]
+) -> int:
     # Imported here because both load torch, which parsing and --help must not.
     from esper.simic.training import vectorized
     from esper.simic.training.checkpoints.resuming import resolve_job
 
-    layers = layers_from(arguments)
     # With --json, stdout carries only the JSON; progress goes to stderr.
     watch = sys.stderr if arguments.json else sys.stdout
     # By the public function, so that the command can do nothing that a program cannot.

@@ -17,8 +17,9 @@ def add_eval_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         required=True,
-        metavar="FILE",
-        help="a run's checkpoint, or builtin:NAME for a policy that ships with Esper",
+        metavar="FILE|RUN",
+        help="checkpoint, run (for its newest checkpoint), or builtin:NAME for a policy that ships "
+        "with Esper",
     )
     parser.add_argument(
         "--seeds",

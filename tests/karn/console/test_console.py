@@ -2,8 +2,10 @@
 
 import io
 import re
+from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from tests.karn.story import STARTED_TS, Story, Wire, failure, started
 
@@ -226,3 +228,64 @@ def test_sparkline_leaves_gaps_for_what_was_not_measured() -> None:
 
 def test_printable_keeps_words_and_escapes_controls() -> None:
     assert printable("héllo ✓\x1b[0m\n") == r"héllo ✓\x1b[0m\n"
+
+
+@pytest.mark.parametrize("variable", ["TERM=dumb", "NO_COLOR=1"])
+def test_terminal_that_is_to_stay_plain_gets_the_lines_of_a_pipe(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _, value = variable.partition("=")
+    monkeypatch.setenv(name, value)
+    stream = io.StringIO()
+    console = Console(stream, is_terminal=True, width=80)
+    show(console, STORY)
+    assert not console.is_live
+    assert ESCAPE not in stream.getvalue()
+    assert stream.getvalue() == piped(STORY)
+
+
+def interrupted(run_dir: Path | None) -> str:
+    """Return the summary of a run that was stopped in the middle of its last round."""
+    events = list(Story(num_rounds=3, num_envs=2, num_steps=20, has_trouble=True).events())
+    last = [event for event in events if event.round == 2]
+    cut = events.index(last[len(last) // 2])
+    end = payloads.RunFinished(
+        status="interrupted",
+        reason="SIGINT",
+        rounds_completed=2,
+        episodes_completed=4,
+        best_accuracy_pct=70.0,
+        final_accuracy_pct=70.0,
+        duration_s=9.0,
+    )
+    stream = io.StringIO()
+    console = Console(stream, width=100, run_dir=run_dir)
+    show(console, events[:cut])
+    console.on_event(msgspec.structs.replace(events[-1], seq=events[cut].seq, data=end))
+    console.finish()
+    return stream.getvalue()
+
+
+def test_interrupted_run_ends_with_the_command_that_resumes_it() -> None:
+    text = interrupted(Path("runs/my run"))
+    assert text.splitlines()[-1] == "esper-train ppo --resume 'runs/my run'"
+    assert "--resume" not in interrupted(None)
+
+
+def test_totals_of_an_interrupted_run_are_those_of_its_table() -> None:
+    text = interrupted(None)
+    totals = re.search(r"seeds +(\d+) germinated, (\d+) kept, (\d+) pruned", text)
+    assert totals is not None
+    rows = re.findall(r"^\w+ +(\d+) +(\d+) +(\d+) +[-+]", text, re.MULTILINE)
+    assert rows
+    assert [int(total) for total in totals.groups()] == [
+        sum(int(row[index]) for row in rows) for index in range(3)
+    ]
+
+
+def test_summary_names_its_alarms() -> None:
+    found = re.search(r"alarms +(\d+): (.*)", interrupted(None))
+    assert found is not None
+    counts = [int(part.split()[0]) for part in found[2].split(", ")]
+    assert sum(counts) == int(found[1])
+    assert "1 env failed" in found[2]

@@ -10,7 +10,7 @@ from tests.karn.runs import write_run
 from tests.karn.story import Story
 
 from esper.karn.report.learning_curves import read_learning
-from esper.leyline.errors import UnreadableFileError
+from esper.leyline.errors import UsageError
 from esper.leyline.learning import LearningCurve, LearningReport
 
 LONG = Story(num_rounds=5, num_envs=2, num_steps=4, seed=1)
@@ -113,14 +113,15 @@ def test_report_survives_the_wire(runs: list[Path]) -> None:
 def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     stranger = write_run(tmp_path / "stranger", [b'{"a": 1}'])
-    write_run(tmp_path / "several" / "one", SHORT.lines())
+    for name in ("one", "two"):
+        write_run(tmp_path / "several" / name, SHORT.lines())
 
     for path, reason in (
         (tmp_path / "nowhere", "no such file"),
-        (tmp_path / "empty", "expected the directory of a run"),
-        (tmp_path / "several", "expected the directory of a run"),
+        (tmp_path / "empty", r"no events\.jsonl here"),
+        (tmp_path / "several", "contains 2 runs; name one of them"),
         (stranger, "has no TRAINING_STARTED event"),
     ):
-        with pytest.raises(UnreadableFileError, match=reason) as refused:
+        with pytest.raises(UsageError, match=reason) as refused:
             read_learning([path])
         assert str(path) in str(refused.value)

@@ -11,8 +11,8 @@ import pytest
 from tests.karn.runs import MANIFEST, write_run
 from tests.karn.story import Story
 
-from esper.karn.report.run_report import run_directory_at, write_report
-from esper.leyline.errors import UnreadableFileError, UsageError
+from esper.karn.report.run_report import write_report
+from esper.leyline.errors import UsageError
 from esper.nissa.analysis.baseline_store import capture, write_baseline
 
 STORY = Story(num_rounds=2, num_steps=6)
@@ -91,15 +91,6 @@ def test_report_names_the_counts_that_differ_from_the_baseline(tmp_path: Path) -
 def test_output_that_cannot_be_written_is_one_sentence(run_dir: Path) -> None:
     with pytest.raises(UsageError, match="cannot write the report"):
         write_report(run_dir, run_dir / "no such directory" / "report.html")
-
-
-def test_log_stands_for_its_directory(run_dir: Path) -> None:
-    assert run_directory_at(run_dir / "events.jsonl") == run_directory_at(run_dir) == run_dir
-
-
-def test_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableFileError, match="no such file"):
-        run_directory_at(tmp_path / "nothing")
 
 
 def test_policy_allows_exactly_the_scripts_of_the_report(run_dir: Path) -> None:

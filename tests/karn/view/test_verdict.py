@@ -10,10 +10,10 @@ from esper.leyline import payloads
 from esper.leyline.telemetry import Event, EventScope
 
 
-def batch(mean_reward: float) -> payloads.BatchEpochCompleted:
+def batch(mean_reward: float, accuracy_pct: float = 50.0) -> payloads.BatchEpochCompleted:
     return payloads.BatchEpochCompleted(
         episodes_completed=1,
-        mean_accuracy_pct=50.0,
+        mean_accuracy_pct=accuracy_pct,
         rolling_accuracy_pct=50.0,
         mean_reward=mean_reward,
         env_accuracies_pct=(),
@@ -66,17 +66,34 @@ def test_finished_run_is_never_silent() -> None:
 @pytest.mark.parametrize(
     ("rewards", "word"),
     [
-        ([1.0, 2.0, 3.0], "collecting"),
-        ([1.0, 2.0, 3.0, 4.0], "rising"),
-        ([1.0, 1.1, 0.9, 1.0, 1.05, 0.95], "flat"),
-        ([5.0, 4.0, 3.0, 2.0, 1.0, 0.0], "falling"),
-        ([1.0, 1.0, 1.0, 1.0], "flat"),
+        ([1.0, 2.0, 3.0, 4.0], "collecting"),
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], "collecting"),
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "rising"),
+        ([1.0, 1.1, 0.9, 1.0, 1.05, 0.95, 1.2, 0.8], "flat"),
+        ([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], "falling"),
+        ([1.0] * 8, "flat"),
     ],
 )
-def test_learning_compares_early_and_late_rewards_against_their_noise(
+def test_learning_needs_a_trend_that_noise_would_rarely_have(
     rewards: list[float], word: str
 ) -> None:
     assert verdict_of(run_with_rewards(*rewards)).learning == word
+
+
+def test_headline_says_what_rises_and_what_falls() -> None:
+    wire = Wire()
+    rounds = [batch(1.0 + index, 36.5 - 0.5 * index) for index in range(10)]
+    events = [
+        wire.event(started(Story(num_rounds=100))),
+        *(wire.event(data, EventScope(index)) for index, data in enumerate(rounds)),
+    ]
+
+    verdict = verdict_of(events)
+
+    assert verdict.headline == "Running, task return rises, accuracy falls"
+    assert verdict.learning_grade is Grade.WATCH
+    assert "accuracy 35.5 to 33.0 %" in verdict.reasons[0].text
+    assert verdict_of(run_with_rewards(*range(1, 10))).headline == "Running, task return rises"
 
 
 def test_controller_without_a_policy_is_not_asked_to_learn() -> None:
@@ -84,12 +101,18 @@ def test_controller_without_a_policy_is_not_asked_to_learn() -> None:
     assert (verdict.learning, verdict.learning_grade) == ("not learning", Grade.OK)
 
 
-def test_rollback_asks_for_action_and_is_the_top_reason() -> None:
+@pytest.mark.parametrize(("num_rollbacks", "attention"), [(1, "watch"), (2, "watch"), (3, "act")])
+def test_rollback_is_the_top_reason_and_repeated_ones_ask_for_action(
+    num_rollbacks: int, attention: str
+) -> None:
     wire = Wire()
     scope = EventScope(0, 3, 2, 2)
-    verdict = verdict_of([wire.event(started(Story())), wire.event(rollback(3), scope)])
-    assert verdict.attention == "act"
-    assert verdict.headline == "Running, needs attention"
+    rollbacks = [wire.event(rollback(3), scope) for _ in range(num_rollbacks)]
+
+    verdict = verdict_of([wire.event(started(Story())), *rollbacks])
+
+    assert verdict.attention == attention
+    assert (verdict.headline == "Running, needs attention") == (attention == "act")
     assert verdict.reasons[0].text.startswith("env 2: host rolled back")
 
 

@@ -12,6 +12,7 @@ from tests.karn.runs import append_lines, write_run
 from tests.karn.story import Story
 
 from esper.karn.report.run_report import write_report
+from esper.leyline.telemetry import EventType, decode_event
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 
@@ -244,6 +245,58 @@ def test_charts_follow_their_panels_without_a_resize_of_the_window(
 
         assert not page.evaluate(IS_SETTLED)
         page.wait_for_function(IS_SETTLED)
+
+
+WATCH_OVERFLOW = """() => {
+    window.overflow = 0;
+    window.shapes = new Set();
+    const look = () => {
+        const chart = document.querySelector("#chart-seeds");
+        const frame = chart.getBoundingClientRect();
+        const drawn = [...chart.querySelectorAll(".main-svg, .svg-container")];
+        const bottom = Math.max(...drawn.map((node) => node.getBoundingClientRect().bottom));
+        window.overflow = Math.max(window.overflow, bottom - frame.bottom);
+        window.shapes.add(Math.round(frame.height));
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
+
+
+def test_seed_lifecycles_cover_nothing_when_a_round_begins(
+    browser: Browser, tmp_path: Path, lines: list[bytes]
+) -> None:
+    events = [decode_event(line) for line in lines]
+    second = next(index for index, event in enumerate(events) if event.round == 1)
+    seeded = [
+        index
+        for index, event in enumerate(events)
+        if event.round == 1 and event.event_type is EventType.SEED_GERMINATED
+    ]
+    run_dir = write_run(tmp_path / "run", lines[:second])
+    with dashboard(run_dir) as server, watched_page(browser, server.address) as watched:
+        page = watched.page
+        wait_for_charts(page)
+        page.evaluate(WATCH_OVERFLOW)
+        append_lines(run_dir, lines[second : seeded[0] + 1])
+        expect(page.locator("#seeds-more")).to_contain_text("1 seed")
+        page.wait_for_function("() => window.shapes.size > 1")
+        page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+        assert page.evaluate("() => window.overflow") < 2
+
+
+def test_words_say_what_is_measured(browser: Browser, server: str) -> None:
+    with watched_page(browser, server) as watched:
+        page = watched.page
+        wait_for_charts(page)
+        words = page.locator("#seeds-more").inner_text()
+        numbers = [int(number) for number in re.findall(r"\d+", words.partition(";")[0])]
+        assert numbers[0] == sum(numbers[1:])
+        expect(page.locator("#growth")).to_contain_text("Kept, of kept and pruned")
+        page.locator("#env-grid .env").first.click()
+        expect(page.locator("#coalitions")).to_contain_text("none: host and fossils")
 
 
 def test_rules_find_what_they_look_for(browser: Browser, server: str) -> None:

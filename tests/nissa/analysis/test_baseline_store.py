@@ -72,9 +72,9 @@ def test_baseline_of_another_format_is_refused_with_both_formats(tmp_path: Path)
 
 
 def test_what_cannot_be_captured_is_refused_with_the_way_on(tmp_path: Path) -> None:
-    first = RUN.write(tmp_path / "runs")
-    OTHER.write(tmp_path / "runs")
-    with pytest.raises(UsageError, match=f"contains 2 runs; name one of them, such as .*{first}"):
+    RUN.write(tmp_path / "runs")
+    newest = OTHER.write(tmp_path / "runs")
+    with pytest.raises(UsageError, match=f"contains 2 runs; name one of them, such as {newest}"):
         capture(tmp_path / "runs")
     write_run(tmp_path / "empty", [])
     with pytest.raises(UnreadableFileError, match="contains no events"):

@@ -10,7 +10,7 @@ from backports import zstd
 
 from esper.leyline.errors import UnreadableFileError
 from esper.nissa.reading import lines
-from esper.nissa.reading.lines import STDIN, find_logs, read_chunks, read_lines
+from esper.nissa.reading.lines import STDIN, read_chunks, read_lines
 
 TEXT = b'{"event_type":"A"}\n\n{"event_type":"B"}\nrest'
 LINES = [b'{"event_type":"A"}', b"", b'{"event_type":"B"}', b"rest"]
@@ -76,20 +76,3 @@ def test_damaged_compression_is_reported_in_one_sentence(pack: object, tmp_path:
 
     with pytest.raises(UnreadableFileError, match="damaged"):
         list(read_lines(path))
-
-
-def test_directory_of_runs_stands_for_all_their_logs(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "events.jsonl").touch()
-    (tmp_path / "c").mkdir()
-
-    assert [log.parent.name for log in find_logs([tmp_path])] == ["a", "b"]
-    assert find_logs([tmp_path / "a"]) == [tmp_path / "a" / "events.jsonl"]
-
-
-def test_directory_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableFileError, match=r"no events\.jsonl here"):
-        find_logs([tmp_path])
-    with pytest.raises(UnreadableFileError, match="no such file"):
-        find_logs([tmp_path / "nothing"])

@@ -3,6 +3,7 @@
 import builtins
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -125,6 +126,18 @@ def test_what_is_not_a_question_about_the_run_is_refused_in_one_sentence(
 
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "hint"),
+    [
+        ("SELECT accurcy FROM rounds", 'Candidate bindings: "mean_accuracy_pct"'),
+        ("SELECT * FROM round", 'Did you mean "rounds"?'),
+    ],
+)
+def test_misspelt_name_comes_with_candidates(sql: str, hint: str, log: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(hint)):
+        query_logs([log], sql)
 
 
 def test_missing_extra_is_named(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

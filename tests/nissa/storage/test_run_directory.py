@@ -7,17 +7,19 @@ import random
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tests.nissa.making import FailingFiles
 
-from esper.leyline.config import Job, ProfilerConfig, RunOptions
+from esper.leyline.config import Job, ProfilerConfig, RunOptions, TrainingConfig
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.nissa.storage.run_directory import (
     build_manifest,
     create_run_directory,
     new_run_id,
-    put_rounds_on_record,
+    put_on_record,
     read_manifest,
     traces_directory,
 )
@@ -70,16 +72,25 @@ def test_full_disk_is_reported_with_path_and_errno(tmp_path: Path) -> None:
         create_run_directory(tmp_path, manifest, files=files)
 
 
-def test_number_of_rounds_is_put_on_record_and_nothing_else(tmp_path: Path) -> None:
-    manifest = build_manifest(Job(), command="ppo", machine_kind="kind")
+def resumed_job(num_rounds: int, **labels: Any) -> Job:
+    return Job(
+        training=TrainingConfig(n_episodes=num_rounds, lr=0.5), run=RunOptions(lanes=7, **labels)
+    )
+
+
+def test_rounds_name_and_tags_are_put_on_record_and_nothing_else(tmp_path: Path) -> None:
+    first = Job(run=RunOptions(name="first", tags={"a": "1", "b": "2"}))
+    manifest = build_manifest(first, command="ppo", machine_kind="kind")
     run_dir = create_run_directory(tmp_path, manifest)
 
-    put_rounds_on_record(run_dir, 123)
-
-    found = read_manifest(run_dir)
-    assert found.job.training.n_episodes == 123
-    put_rounds_on_record(run_dir, manifest.job.training.n_episodes)
-    assert read_manifest(run_dir) == manifest
+    put_on_record(run_dir, resumed_job(123))
+    assert read_manifest(run_dir).job == msgspec.structs.replace(
+        manifest.job, training=TrainingConfig(n_episodes=123)
+    )
+    put_on_record(run_dir, resumed_job(123, name="second", tags={"b": "3", "c": "4"}))
+    labels = read_manifest(run_dir).job.run
+    assert (labels.name, labels.tags) == ("second", {"a": "1", "b": "3", "c": "4"})
+    assert labels.lanes is None
 
 
 def test_manifest_stays_as_it_was_when_the_disk_is_full(tmp_path: Path) -> None:
@@ -89,9 +100,9 @@ def test_manifest_stays_as_it_was_when_the_disk_is_full(tmp_path: Path) -> None:
     files.write_error = errno.ENOSPC
 
     with pytest.raises(
-        UsageError, match=r"cannot record the new number of rounds \(123\): injected"
+        UsageError, match=r"cannot record the new number of rounds \(123\), name or tags: injected"
     ):
-        put_rounds_on_record(run_dir, 123, files=files)
+        put_on_record(run_dir, resumed_job(123), files=files)
 
     assert read_manifest(run_dir) == manifest
 

@@ -2,9 +2,12 @@
 
 import contextlib
 import io
+import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 import anyio
@@ -14,13 +17,13 @@ from rich.live import Live
 from rich.text import Text
 
 from esper.karn.console.screen import (
-    STYLES,
     alarm_line,
     draw_screen,
     draw_summary,
     round_line,
     start_line,
 )
+from esper.karn.console.signs import STYLES
 from esper.karn.view.alarms import is_alarm
 from esper.karn.view.snapshot import Snapshot
 from esper.karn.view.thresholds import Grade
@@ -32,6 +35,7 @@ from esper.leyline.telemetry import Event, Severity
 __all__ = ["Console"]
 
 REFRESH_S: Final = 0.25
+RESUMABLE: Final = ("interrupted", "failed")
 
 
 class _LossyStream:
@@ -66,6 +70,11 @@ class _LossyStream:
         return getattr(self._file, name)  # what rich asks about: encoding, descriptor, terminal
 
 
+def _wants_plain_text() -> bool:
+    """Return whether a terminal cannot move its cursor, or its user wants no colour."""
+    return os.environ.get("TERM") in ("dumb", "unknown") or bool(os.environ.get("NO_COLOR"))
+
+
 class Console:
     """Shows the progress of a run on a stream; `on_event` is thread-safe.
 
@@ -80,6 +89,7 @@ class Console:
         is_quiet: bool = False,
         footer: tuple[str, ...] = (),
         final_footer: tuple[str, ...] | None = None,
+        run_dir: Path | None = None,
         clock: Callable[[], float] = time.time,
         is_terminal: bool | None = None,
         width: int | None = None,
@@ -92,6 +102,7 @@ class Console:
             is_quiet: write nothing but alarms of severity error or higher.
             footer: lines below the live screen, with the locations of log and dashboard.
             final_footer: lines below the summary; None uses `footer`.
+            run_dir: the run's directory, for the command that resumes an interrupted run.
             clock: returns the current time in seconds since the epoch.
             is_terminal: None detects it from the stream.
             width: columns; None uses the terminal's width.
@@ -102,7 +113,7 @@ class Console:
             file.reconfigure(errors="replace")
         self._rich = RichConsole(
             file=cast(TextIO, _LossyStream(file)),
-            force_terminal=is_terminal,
+            force_terminal=False if _wants_plain_text() else is_terminal,
             width=width,
             height=height,
             highlight=False,
@@ -112,6 +123,7 @@ class Console:
         self._footer = tuple(map(printable, footer))
         last = footer if final_footer is None else final_footer
         self._final_footer = tuple(map(printable, last))
+        self._run_dir = run_dir
         self._clock = clock
         self._model = ViewModel()
         # Events arrive on the thread that reads the log, screens are drawn on the event loop.
@@ -187,6 +199,7 @@ class Console:
             self.snapshot(),
             footer=self._footer,
             height=self._rich.size.height,
+            width=self._rich.size.width,
             is_ascii=self._rich.options.ascii_only,
         )
 
@@ -198,7 +211,12 @@ class Console:
         """Write the final summary."""
         if self._is_quiet:
             return
-        self._rich.print(draw_summary(self.snapshot()))
+        view = self.snapshot()
+        self._rich.print(draw_summary(view))
         for line in ("", *self._final_footer) if self._final_footer else ():
             # No truncation on narrow terminals, so that paths and commands can be copied.
             self._rich.print(Text(line, style="dim"), soft_wrap=True)
+        if self._run_dir is not None and view.run is not None and view.progress.status in RESUMABLE:
+            controller = printable(view.run.facts.controller)
+            path = printable(shlex.quote(str(self._run_dir)))
+            self._rich.print(Text(f"esper-train {controller} --resume {path}"), soft_wrap=True)

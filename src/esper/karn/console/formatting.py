@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["MISSING", "STAGE_LABELS", "duration", "number", "sparkline"]
+__all__ = ["MISSING", "SHORT_STAGE_LABELS", "STAGE_LABELS", "duration", "number", "sparkline"]
 
 MISSING: Final = "-"
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -20,6 +20,18 @@ STAGE_LABELS: Final = {
     "EMBARGOED": "embargo",
     "RESETTING": "reset",
 }
+
+SHORT_STAGE_LABELS: Final = {
+    "GERMINATED": "germ",
+    "TRAINING": "train",
+    "BLENDING": "blend",
+    "HOLDING": "hold",
+    "FOSSILIZED": "kept",
+    "PRUNED": "cut",
+    "EMBARGOED": "wait",
+    "RESETTING": "reset",
+}
+"""At most five letters, for narrow terminals."""
 
 
 def number(value: float | None, pattern: str = ".2f", unit: str = "") -> str:

@@ -1,5 +1,7 @@
 """Rendering for the console: the live screen, milestone lines and the final summary."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -7,50 +9,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.console.formatting import (
-    MISSING,
-    STAGE_LABELS,
-    duration,
-    number,
-    sparkline,
-)
-from esper.karn.view.snapshot import (
-    AlarmView,
-    EnvAttention,
-    EnvView,
-    PolicyView,
-    RoundView,
-    SlotView,
-    Snapshot,
-)
+from esper.karn.console.env_table import draw_env_table
+from esper.karn.console.formatting import MISSING, duration, number
+from esper.karn.console.signs import STYLES, grade_sign
+from esper.karn.view.snapshot import AlarmView, GrowthView, PolicyView, RoundView, Snapshot
 from esper.karn.view.thresholds import THRESHOLDS, Grade, grade
 from esper.leyline.printable import printable
 from esper.leyline.telemetry import Severity
 
 __all__ = ["alarm_line", "draw_screen", "draw_summary", "round_line", "start_line"]
 
-STYLES: Final = {
-    Grade.OK: "green",
-    Grade.WATCH: "yellow",
-    Grade.ACT: "bold red",
-    Grade.UNKNOWN: "dim",
-}
-SIGNS: Final = {Grade.OK: "✓", Grade.WATCH: "▲", Grade.ACT: "✗", Grade.UNKNOWN: "·"}
-ASCII_SIGNS: Final = {Grade.OK: "+", Grade.WATCH: "!", Grade.ACT: "X", Grade.UNKNOWN: "."}
-STAGE_STYLES: Final = {
-    "GERMINATED": "magenta",
-    "TRAINING": "cyan",
-    "BLENDING": "yellow",
-    "HOLDING": "bright_yellow",
-    "FOSSILIZED": "green",
-    "PRUNED": "red",
-}
-STATUS_GRADES: Final = {
-    "running": Grade.OK,
-    "done": Grade.OK,
-    "stalled": Grade.WATCH,
-    "degraded": Grade.WATCH,
-}
 FIXED_LINES: Final = 14
 """Screen lines other than the rows of the env table."""
 MIN_ENV_ROWS: Final = 2
@@ -59,22 +27,23 @@ NUM_REASONS: Final = 2
 
 
 def draw_screen(
-    view: Snapshot, *, footer: tuple[str, ...] = (), height: int = 24, is_ascii: bool = False
+    view: Snapshot,
+    *,
+    footer: tuple[str, ...] = (),
+    height: int = 24,
+    width: int = 80,
+    is_ascii: bool = False,
 ) -> RenderableType:
-    """Draw the live screen so that it fits a terminal of this height."""
+    """Draw the live screen so that it fits a terminal of this size."""
     num_rows = max(height - FIXED_LINES - len(footer), MIN_ENV_ROWS)
     return Group(
         *_headline(view, is_ascii),
         _progress(view),
-        _env_table(view, num_rows, is_ascii),
+        draw_env_table(view, num_rows, width, is_ascii=is_ascii),
         _policy_line(view, is_ascii),
         *(_alarm_text(alarm, is_ascii) for alarm in view.alarms[:NUM_ALARMS]),
         *(Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in footer),
     )
-
-
-def _sign(level: Grade, is_ascii: bool) -> Text:
-    return Text((ASCII_SIGNS if is_ascii else SIGNS)[level] + " ", style=STYLES[level])
 
 
 def _headline(view: Snapshot, is_ascii: bool) -> list[RenderableType]:
@@ -84,7 +53,7 @@ def _headline(view: Snapshot, is_ascii: bool) -> list[RenderableType]:
         title.append(f"  {printable(facts.task)}, {printable(facts.controller)}", style="default")
         title.append(f", run {printable(view.run.run_id)}", style="dim")
     verdict = Text.assemble(
-        _sign(view.verdict.grade, is_ascii),
+        grade_sign(view.verdict.grade, is_ascii),
         (view.verdict.headline, "bold"),
         no_wrap=True,
         overflow="ellipsis",
@@ -92,7 +61,7 @@ def _headline(view: Snapshot, is_ascii: bool) -> list[RenderableType]:
     lines: list[RenderableType] = [title, verdict]
     for reason in view.verdict.reasons[:NUM_REASONS]:
         text = Text("  ", no_wrap=True, overflow="ellipsis")
-        text.append_text(_sign(reason.grade, is_ascii)).append(printable(reason.text))
+        text.append_text(grade_sign(reason.grade, is_ascii)).append(printable(reason.text))
         lines.append(text)
     return lines
 
@@ -128,52 +97,6 @@ def _position(index: int | None, total: int | None) -> str:
     return f"{shown}/{MISSING if total is None else total}"
 
 
-def _env_table(view: Snapshot, num_rows: int, is_ascii: bool) -> RenderableType:
-    slot_ids = view.run.facts.slot_ids if view.run else ()
-    table = Table(box=None, padding=(0, 1, 0, 0), expand=True, header_style="dim")
-    for name in ("env", "status"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("accuracy", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, overflow="crop", max_width=20)
-    for slot_id in slot_ids:
-        table.add_column(printable(slot_id), no_wrap=True)
-    table.add_column("last action", no_wrap=True, overflow="ellipsis")
-    table.add_column("reward", justify="right", no_wrap=True)
-    envs = {env.env_id: env for env in view.envs}
-    for item in view.attention[:num_rows]:
-        table.add_row(*_env_row(envs[item.env_id], item, is_ascii))
-    hidden = len(view.attention) - num_rows
-    if hidden > 0:
-        table.add_row("", Text(f"and {hidden} more", style="dim"))
-    return table
-
-
-def _env_row(env: EnvView, item: EnvAttention, is_ascii: bool) -> list[Text]:
-    level = max(STATUS_GRADES.get(env.status, Grade.ACT), item.grade, key=lambda one: one.rank)
-    action = env.last_action
-    words = MISSING if action is None else f"{action.op.lower()} {action.slot_id or ''}".rstrip()
-    if action is not None and not action.succeeded:
-        words += " (failed)"
-    return [
-        Text(str(env.env_id)),
-        Text.assemble(
-            _sign(level, is_ascii), printable(item.reasons[0] if item.reasons else env.status)
-        ),
-        Text(number(env.accuracy_pct, ".1f", " %")),
-        Text(sparkline(env.sparkline[-20:], is_ascii=is_ascii), style="cyan"),
-        *(_slot_text(slot) for slot in env.slots),
-        Text(printable(words)),
-        Text(number(env.total_reward, "+.2f")),
-    ]
-
-
-def _slot_text(slot: SlotView) -> Text:
-    if slot.stage == "DORMANT":
-        return Text(MISSING, style="dim")
-    label = STAGE_LABELS.get(slot.stage, slot.stage.lower())
-    return Text(f"{label} {number(slot.alpha)}", style=STAGE_STYLES.get(slot.stage, "dim"))
-
-
 def _policy_line(view: Snapshot, is_ascii: bool) -> Text:
     line = Text("policy  ", no_wrap=True, overflow="ellipsis")
     policy = next((row.policy for row in reversed(view.rounds) if row.policy is not None), None)
@@ -181,7 +104,7 @@ def _policy_line(view: Snapshot, is_ascii: bool) -> Text:
         return line.append("no update yet")
     for name in ("kl_divergence", "clip_fraction", "value_nrmse", "gradient_norm", "entropy"):
         value: float | None = getattr(policy, name)
-        line.append_text(_sign(grade(name, value), is_ascii))
+        line.append_text(grade_sign(grade(name, value), is_ascii))
         line.append(f"{THRESHOLDS[name].label} {number(value, '.3g')}  ")
     return line
 
@@ -189,7 +112,7 @@ def _policy_line(view: Snapshot, is_ascii: bool) -> Text:
 def _alarm_text(alarm: AlarmView, is_ascii: bool) -> Text:
     is_grave = Severity(alarm.severity).rank >= Severity.ERROR.rank
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append_text(_sign(Grade.ACT if is_grave else Grade.WATCH, is_ascii))
+    text.append_text(grade_sign(Grade.ACT if is_grave else Grade.WATCH, is_ascii))
     return text.append(alarm_line(alarm))
 
 
@@ -262,16 +185,36 @@ def _overview(view: Snapshot) -> RenderableType:
         f"last round {number(last.mean_task_return if last else None, '+.2f')}, "
         f"with shaping {number(last.mean_reward if last else None, '+.2f')}",
     )
-    table.add_row(
-        "seeds",
-        f"{growth.num_germinated} germinated, {growth.num_fossilized} kept, "
-        f"{growth.num_pruned} pruned",
-    )
+    table.add_row("seeds", _seeds_words(growth))
     if view.run is not None and view.run.facts.data_source == "synthetic":
         table.add_row("data", Text("synthetic: results do not apply to real data", "bold red"))
-    num_alarms = sum(alarm.count for alarm in view.alarms)
-    table.add_row("alarms", str(num_alarms) if num_alarms else "none")
+    table.add_row("alarms", _alarm_words(view.alarms))
     return table
+
+
+def _seeds_words(growth: GrowthView) -> str:
+    """Return the totals of the finished rounds, which the table of blueprints below adds up to."""
+    scores = growth.blueprints
+    if not scores:
+        counts = (growth.num_germinated, growth.num_fossilized, growth.num_pruned)
+    else:
+        counts = (
+            sum(score.num_germinated for score in scores),
+            sum(score.num_fossilized for score in scores),
+            sum(score.num_pruned for score in scores),
+        )
+    return f"{counts[0]} germinated, {counts[1]} kept, {counts[2]} pruned"
+
+
+def _alarm_words(alarms: Sequence[AlarmView]) -> str:
+    counts = Counter[str]()
+    for alarm in alarms:
+        name = alarm.event_type.removesuffix("_DETECTED").lower().replace("_", " ")
+        counts[name] += alarm.count
+    if not counts:
+        return "none"
+    named = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    return f"{counts.total()}: {named}"
 
 
 def _grown(view: Snapshot) -> list[RenderableType]:

@@ -6,13 +6,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from esper.karn.report.run_report import run_directory_at
 from esper.karn.view.snapshot import PolicyView, RoundView
 from esper.karn.view.view_feed import read_run
 from esper.karn.view.view_model import ViewModel
 from esper.leyline.errors import UnreadableFileError
 from esper.leyline.learning import LearningCurve, LearningReport, TrainingRun
-from esper.nissa.storage.journal import EVENTS_FILE
+from esper.nissa.reading.run_lookup import find_run
 
 __all__ = ["read_learning"]
 
@@ -43,11 +42,7 @@ def read_learning(paths: Sequence[Path]) -> LearningReport:
 
 
 def _model_at(path: Path) -> ViewModel:
-    run_dir = run_directory_at(path)
-    # Reject a directory of several runs.
-    if not any(run_dir.glob(f"{EVENTS_FILE}*")):
-        raise UnreadableFileError(path, f"no {EVENTS_FILE} here; expected the directory of a run")
-    model = read_run(run_dir)
+    model = read_run(find_run(path))
     if model.snapshot().run is None:
         raise UnreadableFileError(path, "its log has no TRAINING_STARTED event")
     return model

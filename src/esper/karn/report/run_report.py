@@ -9,13 +9,12 @@ from esper.karn.view.snapshot import EnvDetail, Patch
 from esper.karn.view.view_feed import read_run
 from esper.karn.view.view_model import START
 from esper.karn.web.page import self_contained_page
-from esper.leyline.errors import UnreadableFileError, UsageError
+from esper.leyline.errors import UsageError
 from esper.leyline.manifest import RunManifest
 from esper.nissa.analysis.diff import Difference, diff_paths
-from esper.nissa.storage.journal import EVENTS_FILE
 from esper.nissa.storage.run_directory import MANIFEST_FILE, read_manifest
 
-__all__ = ["Report", "build_report", "run_directory_at", "write_report"]
+__all__ = ["Report", "build_report", "write_report"]
 
 NOT_COMPARED: Final = "Not compared with a baseline; 'report --baseline FILE' does."
 
@@ -57,13 +56,6 @@ def build_report(run_dir: Path, baseline: Path | None = None) -> Report:
 def _verdict(difference: Difference) -> str:
     if difference.is_same:
         return f"Same as the baseline {difference.left}."
-    changed = [change.event_type for change in difference.counts]
+    changed = [change.event_type for change in difference.counts if change.delta]
     counts = f" Counts that differ: {', '.join(changed)}." if changed else ""
     return f"Differs from the baseline {difference.left}.{counts}"
-
-
-def run_directory_at(path: Path) -> Path:
-    """Return the run directory of a path that is either the directory or its log."""
-    if not path.exists():
-        raise UnreadableFileError(path, "no such file or directory")
-    return path.parent if path.name.startswith(EVENTS_FILE) else path

@@ -103,7 +103,7 @@ class Verdict(_View, frozen=True, kw_only=True):
     """`waiting`, `live`, `slow`, `silent`, `completed`, `interrupted` or `failed`."""
     alive_grade: Grade
     learning: str
-    """`collecting`, `rising`, `flat`, `falling` or `not learning`."""
+    """`collecting`, `rising`, `rising, accuracy falling`, `flat`, `falling` or `not learning`."""
     learning_grade: Grade
     attention: str
     """`none`, `watch` or `act`."""

@@ -116,9 +116,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Window of events for the event rate."""
     max_positions: int = 256
     """Window of positions for the rate and the estimated time left."""
-    rounds_to_judge: int = 4
+    rounds_to_judge: int = 8
     """Minimum number of rounds for a verdict on learning."""
-    trend_rounds: int = 10
+    rollbacks_to_act: int = 3
+    """Rollbacks of one env from which on it needs attention; a single one is dealt with."""
+    trend_rounds: int = 20
     """Window of rounds for the learning trend."""
 
 

@@ -1,8 +1,6 @@
 """The verdict: is the run alive, is the policy learning, does anything need attention."""
 
-import math
 from collections.abc import Iterator, Sequence
-from statistics import fmean, variance
 
 import msgspec
 
@@ -16,8 +14,9 @@ from esper.karn.view.snapshot import (
     Verdict,
 )
 from esper.karn.view.thresholds import LIMITS, THRESHOLDS, Grade, grade, worst
+from esper.karn.view.trend import Trend, find_trend
 from esper.leyline.payloads import TrainingStarted
-from esper.leyline.telemetry import Severity
+from esper.leyline.telemetry import EventType, Severity
 
 __all__ = ["Evidence", "judge"]
 
@@ -89,9 +88,10 @@ def _headline(alive: _Answer, learning: _Answer, attention: _Answer) -> str:
     if learning.word == "collecting":
         return f"{prefix}, too early to judge"
     ending = {
-        "rising": "the policy learns",
+        "rising": "task return rises",
+        "rising, accuracy falling": "task return rises, accuracy falls",
         "flat": "no clear trend",
-        "falling": "rewards are falling",
+        "falling": "task return falls",
         "not learning": "fixed policy",
     }[learning.word]
     return f"{prefix}, {ending}"
@@ -127,19 +127,26 @@ def _does_learn(evidence: Evidence) -> _Answer:
     if len(returns) < LIMITS.rounds_to_judge:
         text = f"{len(returns)} of {LIMITS.rounds_to_judge} rounds needed to see a trend"
         return _Answer("collecting", Grade.UNKNOWN, (_learning_reason(Grade.UNKNOWN, text),))
-    # Two halves of a window rather than a fitted line: outliers at its ends count less.
-    window = returns[-LIMITS.trend_rounds :]
-    half = len(window) // 2
-    early, late = window[:half], window[-half:]
-    change = fmean(late) - fmean(early)
-    # The standard error of the difference of the two means.
-    noise = math.sqrt((variance(early) + variance(late)) / half)
-    word = "rising" if change > noise else "falling" if change < -noise else "flat"
-    level = Grade.WATCH if word == "falling" else Grade.OK
+    trend = find_trend(returns[-LIMITS.trend_rounds :])
+    word = {"rises": "rising", "falls": "falling", "flat": "flat"}[trend.word]
+    accuracy = _accuracy_trend(evidence.rounds)
+    if word == "rising" and accuracy is not None and accuracy.word == "falls":
+        word = "rising, accuracy falling"
+    level = Grade.WATCH if "falling" in word else Grade.OK
+    num_rounds = min(len(returns), LIMITS.trend_rounds)
     text = (
-        f"mean task return {change:+.2f} within the last {len(window)} rounds (noise ±{noise:.2f})"
+        f"task return {trend.early:+.2f} to {trend.late:+.2f} between the halves of the last "
+        f"{num_rounds} rounds (p = {trend.p_value:.2g})"
     )
+    if accuracy is not None:
+        text += f"; accuracy {accuracy.early:.1f} to {accuracy.late:.1f} %"
     return _Answer(word, level, (_learning_reason(level, text),))
+
+
+def _accuracy_trend(rounds: Sequence[RoundView]) -> Trend | None:
+    values = [row.mean_accuracy_pct for row in rounds if row.mean_accuracy_pct is not None]
+    enough = len(values) >= LIMITS.rounds_to_judge
+    return find_trend(values[-LIMITS.trend_rounds :]) if enough else None
 
 
 def _return_of(row: RoundView) -> float | None:
@@ -167,11 +174,17 @@ def _alarm_reasons(evidence: Evidence) -> Iterator[Reason]:
     for alarm in evidence.alarms:
         if not _is_recent(alarm, evidence):
             continue
-        is_grave = Severity(alarm.severity).rank >= Severity.ERROR.rank
+        is_grave = Severity(alarm.severity).rank >= Severity.ERROR.rank and not _is_contained(alarm)
         where = "" if alarm.env_id is None else f"env {alarm.env_id}: "
         yield Reason(
             grade=Grade.ACT if is_grave else Grade.WATCH, text=where + alarm.text, panel="alarms"
         )
+
+
+def _is_contained(alarm: AlarmView) -> bool:
+    """Return whether the run has dealt with an alarm itself: a host that is rolled back goes on."""
+    is_rollback = alarm.event_type == EventType.GOVERNOR_ROLLBACK
+    return is_rollback and alarm.count < LIMITS.rollbacks_to_act
 
 
 def _is_recent(alarm: AlarmView, evidence: Evidence) -> bool:

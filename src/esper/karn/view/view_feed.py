@@ -15,7 +15,8 @@ from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import Event, decode_event
 from esper.nissa.bus.log_reader import LogReader
 from esper.nissa.bus.subscribers import LiveSource
-from esper.nissa.reading.lines import find_logs, is_compressed, read_lines
+from esper.nissa.reading.lines import is_compressed, read_lines
+from esper.nissa.reading.run_lookup import find_log
 from esper.nissa.storage.journal import OPERATIONAL_FILE
 
 __all__ = ["Listener", "ViewFeed", "read_run"]
@@ -116,8 +117,7 @@ class ViewFeed:
 def read_run(run_dir: Path) -> ViewModel:
     """Return a view model of all events currently in a run directory."""
     model = ViewModel()
-    (log,) = find_logs([run_dir])
-    for path in (run_dir / OPERATIONAL_FILE, log):
+    for path in (run_dir / OPERATIONAL_FILE, find_log(run_dir)):
         _apply_all(model, map(_decoded, _whole_lines(path)))
     return model
 

@@ -12,7 +12,8 @@ from esper.leyline.manifest import RunManifest
 from esper.leyline.untyped_json import readable_json
 from esper.nissa.analysis.counting import PARALLEL_BYTES
 from esper.nissa.analysis.run_profile import Scan, ScanTask, scan_log
-from esper.nissa.reading.lines import STDIN, find_logs, run_directory_of
+from esper.nissa.reading.lines import STDIN
+from esper.nissa.reading.run_lookup import find_log, run_directory_of
 from esper.nissa.storage.files import read_limited
 from esper.nissa.storage.run_directory import read_manifest
 
@@ -44,20 +45,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 def capture(path: Path) -> Baseline:
     """Capture the baseline of a run."""
-    [log] = _only_log(path)
+    log = find_log(path)
     scan = scan_logs([log], with_keys=True)[0]
     if not scan.profile.counts:
         raise UnreadableFileError(path, "contains no events, so there is nothing to capture")
     return _baseline(log, scan)
-
-
-def _only_log(path: Path) -> list[Path]:
-    logs = find_logs([path])
-    if len(logs) > 1:
-        raise UsageError(
-            f"{path}: contains {len(logs)} runs; name one of them, such as {logs[0].parent}"
-        )
-    return logs
 
 
 def _baseline(log: Path, scan: Scan) -> Baseline:
@@ -136,7 +128,7 @@ def read_sides(left: Path, right: Path) -> list[Side]:
     """
     paths = [left, right]
     baselines = {path: read_baseline(path) for path in paths if _is_baseline(path)}
-    logs = {path: _only_log(path)[0] for path in paths if path not in baselines}
+    logs = {path: find_log(path) for path in paths if path not in baselines}
     distinct = list(dict.fromkeys(logs.values()))
     scans = dict(zip(distinct, scan_logs(distinct, with_keys=bool(baselines)), strict=True))
     if not baselines and len({scan.profile.digest for scan in scans.values()}) > 1:
@@ -156,7 +148,8 @@ def _is_baseline(path: Path) -> bool:
 def _scanned_side(path: Path, log: Path, scan: Scan) -> Side:
     if not scan.profile.counts:
         raise UnreadableFileError(path, "contains no events, so there is nothing to compare")
-    return Side(name=str(path), baseline=_baseline(log, scan), log=log, blocks=scan.blocks)
+    name = str(path if path.exists() else log.parent)  # the run that an id or a name stood for
+    return Side(name=name, baseline=_baseline(log, scan), log=log, blocks=scan.blocks)
 
 
 def scan_logs(logs: Sequence[Path], *, with_keys: bool) -> list[Scan]:

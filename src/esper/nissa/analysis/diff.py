@@ -1,6 +1,6 @@
 """Comparing two runs, or a run with a baseline: by class of count, keys, order and event."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -10,11 +10,14 @@ import msgspec
 from esper.leyline.baselines import Provenance, RunProfile
 from esper.leyline.payloads import TrainingStarted
 from esper.leyline.telemetry import EVENT_SPECS, CountClass, EventType, volatile_paths
+from esper.leyline.untyped_json import compact_json
 from esper.nissa.analysis.baseline_store import Side, read_sides
 from esper.nissa.analysis.identities import Check, check_profile
-from esper.nissa.analysis.normalizing import differing_paths, normal_form
+from esper.nissa.analysis.normalizing import differing_paths, differing_values, normal_form
+from esper.nissa.analysis.run_outcome import RunOutcome, read_outcome
 from esper.nissa.analysis.run_profile import BLOCK_LINES
 from esper.nissa.reading.lines import read_lines
+from esper.nissa.reading.rendering import describe_line, place_of
 
 __all__ = [
     "CheckChange",
@@ -22,12 +25,14 @@ __all__ = [
     "Difference",
     "Divergence",
     "KeyChange",
+    "KeyValues",
     "OrderChange",
     "diff_paths",
     "diff_sides",
 ]
 
 MAX_LINE_SHOWN: Final = 2000
+MAX_VALUES_SHOWN: Final = 5
 
 
 class CountChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +77,28 @@ class CheckChange(msgspec.Struct, frozen=True, kw_only=True):
     holds_right: bool
 
 
+class KeyValues(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration key, or a field of an event, that has two values."""
+
+    key: str
+    left: str
+    right: str
+
+
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """The first event in which two logs differ; None if one log has already ended."""
 
     left_line: int | None
     right_line: int | None
+    place: str
+    """Round and step, counted from 1, and env id of the event."""
+    left_words: str | None
+    """The event in words."""
+    right_words: str | None
     paths: list[str]
     """Fields that differ; empty when the events are of different types or one is missing."""
+    values: list[KeyValues]
+    """Both values of the first fields that differ."""
     left: str | None
     right: str | None
 
@@ -93,7 +113,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Whether configuration and machine kind match, so that seeded counts must match too."""
     is_stream_equal: bool
     provenance: list[str]
-    """Differences in versions, configuration, data source and machine kind."""
+    """Differences in versions, data source, machine kind and what TRAINING_STARTED reports."""
+    config: list[KeyValues]
+    """Keys of the training configuration that differ."""
+    left_outcome: RunOutcome | None
+    """None for a baseline, which has counts only."""
+    right_outcome: RunOutcome | None
     counts: list[CountChange]
     keys: list[KeyChange]
     orders: list[OrderChange]
@@ -111,8 +136,9 @@ def diff_paths(left: Path, right: Path) -> Difference:
 def diff_sides(left: Side, right: Side) -> Difference:
     """Compare two sides that are already loaded."""
     first, second = left.baseline.profile, right.baseline.profile
-    provenance = _provenance_changes(left, right)
-    is_compared = not any(name in _SEEDED_NAMES for name, _ in provenance)
+    config = list(_config_changes(left.baseline.provenance, right.baseline.provenance))
+    provenance = _provenance_changes(left, right, {change.key for change in config})
+    is_compared = not config and not any(name in _SEEDED_NAMES for name, _ in provenance)
     is_stream_equal = first.digest == second.digest
     counts = list(_count_changes(first, second))
     keys = [] if is_stream_equal else list(_key_changes(first, second))
@@ -133,6 +159,9 @@ def diff_sides(left: Side, right: Side) -> Difference:
         is_seeded_compared=is_compared,
         is_stream_equal=is_stream_equal,
         provenance=[text for _, text in provenance],
+        config=config,
+        left_outcome=None if left.log is None else read_outcome(left.log),
+        right_outcome=None if right.log is None else read_outcome(right.log),
         counts=counts,
         keys=keys,
         orders=orders,
@@ -142,12 +171,24 @@ def diff_sides(left: Side, right: Side) -> Difference:
     )
 
 
-_SEEDED_NAMES: Final = frozenset({"config", "machine kind", "data source", "start"})
+_SEEDED_NAMES: Final = frozenset({"machine kind", "data source", "start"})
 """Provenance entries that seeded counts and values may depend on."""
 
 
-def _provenance_changes(left: Side, right: Side) -> list[tuple[str, str]]:
-    """Return name and description of provenance entries known on both sides that differ."""
+_CONFIGURED: Final = {"num_rounds": "n_episodes", "num_envs": "n_envs", "num_steps": "max_epochs"}
+"""Fields of TRAINING_STARTED that repeat a configuration key of another name."""
+
+
+def _provenance_changes(
+    left: Side, right: Side, reported: Collection[str]
+) -> list[tuple[str, str]]:
+    """Return name and description of provenance entries known on both sides that differ.
+
+    Args:
+        left: one side.
+        right: the other side.
+        reported: configuration keys that are known to differ, which the start of a run repeats.
+    """
     changes: list[tuple[str, str]] = []
     before, after = left.baseline.provenance, right.baseline.provenance
     for name in ("schema_version", "esper_version", "commit", "data_source", "machine_kind"):
@@ -155,20 +196,43 @@ def _provenance_changes(left: Side, right: Side) -> list[tuple[str, str]]:
         if None not in values and values[0] != values[1]:
             label = name.replace("_", " ")
             changes.append((label, f"{label}: {values[0]} -> {values[1]}"))
-    changes += [("config", f"config: {text}") for text in _config_changes(before, after)]
     starts = left.baseline.profile.started, right.baseline.profile.started
-    changes += [("start", f"TRAINING_STARTED: {text}") for text in _start_changes(*starts)]
+    changes += [
+        ("start", f"TRAINING_STARTED: {text}")
+        for name, text in _start_changes(*starts)
+        if _CONFIGURED.get(name, name) not in reported
+    ]
     return changes
 
 
-def _config_changes(before: Provenance, after: Provenance) -> Iterator[str]:
-    if before.config is not None and after.config is not None:
-        yield from _field_changes(
-            msgspec.to_builtins(before.config), msgspec.to_builtins(after.config), frozenset()
-        )
+def _config_changes(before: Provenance, after: Provenance) -> Iterator[KeyValues]:
+    """Yield the keys that differ, those of nested tables one by one."""
+    if before.config is None or after.config is None:
+        return
+    left, right = (
+        dict(_leaves(msgspec.to_builtins(config), "")) for config in (before.config, after.config)
+    )
+    for key in dict.fromkeys((*left, *right)):
+        if left.get(key) != right.get(key):
+            yield KeyValues(key=key, left=_value(left.get(key)), right=_value(right.get(key)))
 
 
-def _start_changes(before: TrainingStarted | None, after: TrainingStarted | None) -> Iterator[str]:
+def _leaves(table: Mapping[str, object], path: str) -> Iterator[tuple[str, object]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield path + key, value
+
+
+def _value(value: object) -> str:
+    """Write a value as `--set` reads it."""
+    return str(value) if isinstance(value, str) else compact_json(value).decode()
+
+
+def _start_changes(
+    before: TrainingStarted | None, after: TrainingStarted | None
+) -> Iterator[tuple[str, str]]:
     if before is not None and after is not None:
         volatile = volatile_paths(EventType.TRAINING_STARTED)
         ignored = frozenset(path.removeprefix("data.") for path in volatile)
@@ -179,10 +243,10 @@ def _start_changes(before: TrainingStarted | None, after: TrainingStarted | None
 
 def _field_changes(
     before: Mapping[str, object], after: Mapping[str, object], ignored: frozenset[str]
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
     for name, value in before.items():
         if name not in ignored and value != after[name]:
-            yield f"{name}: {value} -> {after[name]}"
+            yield name, f"{name}: {value} -> {after[name]}"
 
 
 def _count_changes(first: RunProfile, second: RunProfile) -> Iterator[CountChange]:
@@ -262,13 +326,27 @@ def _first_divergence(left: Side, right: Side) -> Divergence | None:
     forms = zip_longest(_forms(left.log, start), _forms(right.log, start))
     differing = ((one, two) for one, two in forms if _form(one) != _form(two))
     first, second = next(differing, (None, None))
+    pair = None if first is None or second is None else (first.line, second.line)
     return Divergence(
         left_line=None if first is None else first.number,
         right_line=None if second is None else second.number,
-        paths=[] if first is None or second is None else differing_paths(first.line, second.line),
+        place=next((place_of(side.line) for side in (first, second) if side is not None), ""),
+        left_words=None if first is None else describe_line(first.line),
+        right_words=None if second is None else describe_line(second.line),
+        paths=[] if pair is None else differing_paths(*pair),
+        values=[] if pair is None else _differing_values(*pair),
         left=None if first is None else _text(first.line),
         right=None if second is None else _text(second.line),
     )
+
+
+def _differing_values(left: bytes, right: bytes) -> list[KeyValues]:
+    """Return both values of the first differing fields that both events have."""
+    pairs = islice(differing_values(left, right), MAX_VALUES_SHOWN)
+    return [
+        KeyValues(key=path.removeprefix("data."), left=_value(one), right=_value(two))
+        for path, one, two in pairs
+    ]
 
 
 class _NumberedForm(NamedTuple):

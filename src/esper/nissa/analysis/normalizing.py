@@ -24,6 +24,7 @@ __all__ = [
     "ENVIRONMENT_TYPES",
     "canonical_line",
     "differing_paths",
+    "differing_values",
     "normal_form",
     "volatile_mask",
 ]
@@ -105,18 +106,21 @@ def normal_form(line: bytes) -> bytes | None:
 
 def differing_paths(left: bytes, right: bytes) -> list[str]:
     """Return the paths at which two lines differ, volatile ones aside."""
+    return [path for path, _, _ in differing_values(left, right)]
+
+
+def differing_values(left: bytes, right: bytes) -> Iterator[tuple[str, object, object]]:
+    """Yield each path at which two lines differ with both values; None where there is none."""
     try:
         sides = [dict(_leaves(decode_python_json(line), "")) for line in (left, right)]
     except (ValueError, RecursionError):  # not JSON, or nested too deeply for `_leaves`
-        return []
+        return
     volatile = {*VOLATILE_KEYS, *_volatile_leaf_paths(str(sides[0].get("event_type")))}
-    return [
-        path
-        for path in dict.fromkeys((*sides[0], *sides[1]))
+    for path in dict.fromkeys((*sides[0], *sides[1])):
         # Compared by repr: NaN is not equal to itself, and 1 is equal to True.
-        if repr(sides[0].get(path, msgspec.UNSET)) != repr(sides[1].get(path, msgspec.UNSET))
-        and re.sub(r"\.\d+(?=\.|$)", ".*", path) not in volatile
-    ]
+        values = [repr(side.get(path, msgspec.UNSET)) for side in sides]
+        if values[0] != values[1] and re.sub(r"\.\d+(?=\.|$)", ".*", path) not in volatile:
+            yield path, sides[0].get(path), sides[1].get(path)
 
 
 def _volatile_leaf_paths(event_type: str) -> frozenset[str]:

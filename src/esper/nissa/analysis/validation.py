@@ -7,18 +7,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from esper.leyline.errors import EventDecodeError, UnreadableFileError
+from esper.leyline.errors import EventDecodeError
 from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, decode_event
 from esper.nissa.analysis.identities import check_profile
 from esper.nissa.analysis.run_profile import ScanTask, scan_log
 from esper.nissa.reading.foreign import foreign_event
-from esper.nissa.reading.lines import (
-    find_logs,
-    is_compressed,
-    read_chunks,
-    run_directory_of,
-    split_lines,
-)
+from esper.nissa.reading.lines import is_compressed, read_chunks, split_lines
+from esper.nissa.reading.run_lookup import find_log, run_directory_of
 from esper.nissa.storage.blocks import (
     MAX_RECORD_BYTES,
     CommitRecord,
@@ -75,10 +70,7 @@ class _Findings:
 
 def validate_run(path: Path) -> Validation:
     """Validate a run directory or a standalone log file."""
-    logs = find_logs([path])
-    if len(logs) > 1:
-        raise UnreadableFileError(path, f"contains {len(logs)} runs; name one of them")
-    return validate_log(logs[0])
+    return validate_log(find_log(path))
 
 
 def validate_log(log: Path) -> Validation:

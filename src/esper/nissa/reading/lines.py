@@ -1,11 +1,11 @@
-"""Reading logs line by line: plain, gzip or zstd files, run directories, standard input."""
+"""Reading logs line by line: plain, gzip or zstd files, standard input."""
 
 import gzip
 import io
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final, cast
@@ -17,11 +17,9 @@ __all__ = [
     "LOG_NAME",
     "MAX_LINE_BYTES",
     "STDIN",
-    "find_logs",
     "is_compressed",
     "read_chunks",
     "read_lines",
-    "run_directory_of",
     "split_lines",
 ]
 
@@ -32,38 +30,8 @@ MAX_LINE_BYTES: Final = 16 << 20
 STDIN: Final = Path("-")
 LOG_NAME: Final = "events.jsonl"
 
-_LOG_NAMES: Final = (LOG_NAME, f"{LOG_NAME}.zst", f"{LOG_NAME}.gz")
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-
-
-def find_logs(paths: Iterable[Path]) -> list[Path]:
-    """Return the logs of these files, run directories and directories of runs."""
-    return [log for path in paths for log in _logs_at(path)]
-
-
-def _logs_at(path: Path) -> list[Path]:
-    if path == STDIN or path.is_file():
-        return [path]
-    if not path.exists():
-        raise UnreadableFileError(path, "no such file or directory")
-    if not path.is_dir():  # a pipe or a device
-        return [path]
-    logs = _log_in(path) or [
-        log for run in sorted(path.iterdir()) if run.is_dir() for log in _log_in(run)
-    ]
-    if not logs:
-        raise UnreadableFileError(path, f"no {LOG_NAME} here, nor one level below")
-    return logs
-
-
-def _log_in(directory: Path) -> list[Path]:
-    return [directory / name for name in _LOG_NAMES if (directory / name).is_file()][:1]
-
-
-def run_directory_of(log: Path) -> Path | None:
-    """Return the run directory of a log, or None for a standalone log file."""
-    return log.parent if log.name in _LOG_NAMES else None
 
 
 def is_compressed(path: Path) -> bool:

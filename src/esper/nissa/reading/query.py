@@ -9,6 +9,7 @@ import msgspec
 from esper import __distribution__
 from esper.leyline.errors import UsageError
 from esper.nissa.reading.lines import is_compressed
+from esper.nissa.reading.run_columns import read_run_configs
 from esper.nissa.reading.sql_views import VIEWS, view_sql
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _COLUMNS: Final = {
     "severity": "VARCHAR",
     "data": "JSON",
 }
+_HINTS: Final = ("Candidate", "Did you mean")
+"""How the lines of DuckDB's messages begin that name what could have been meant."""
 _MAX_OBJECT_BYTES: Final = 16 << 20
 
 
@@ -70,6 +73,10 @@ def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None
         f"ignore_errors = true, compression = $compression)",
         {"files": [str(log) for log in logs], "compression": _compression(logs)},
     )
+    connection.execute("CREATE TABLE run_configs (run_id VARCHAR, config JSON)")
+    configs = read_run_configs(logs)
+    if configs:  # executemany refuses none
+        connection.executemany("INSERT INTO run_configs VALUES (?, ?)", configs)
     for view in VIEWS.values():
         connection.execute(view_sql(view))
     # The user's statement may read the loaded data only: no files, no network, no extensions.
@@ -87,6 +94,7 @@ def _compression(logs: Sequence[Path]) -> str:
 
 
 def _one_sentence(error: Exception) -> str:
-    """Return the first line of DuckDB's message, without the SQL excerpt below it."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    """Return DuckDB's message on one line: what is wrong and what it suggests, without the SQL."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    hints = [line for line in lines[1:] if line.startswith(_HINTS)]
+    return " ".join([lines[0], *hints]) if lines else type(error).__name__

@@ -1,7 +1,7 @@
 """One readable line per event, for terminals."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import singledispatch
 
 import msgspec
@@ -13,7 +13,7 @@ from esper.leyline.telemetry import Event, Severity, decode_event, event_type_of
 from esper.leyline.untyped_json import decode_python_json
 from esper.nissa.reading.foreign import foreign_event
 
-__all__ = ["is_worrying", "render_event", "render_line"]
+__all__ = ["describe_line", "is_worrying", "place_of", "render_event", "render_line"]
 
 
 def render_line(line: bytes) -> str:
@@ -31,6 +31,32 @@ def render_event(event: Event) -> str:
     return f"{clock} {_place(event):<13} {mark.get(event.severity, '')}{_describe(event.data)}"
 
 
+def describe_line(line: bytes) -> str:
+    """Describe the event of a line without its time and place."""
+    try:
+        return _describe(decode_event(line).data)
+    except (EventDecodeError, RecursionError):
+        return _foreign(line)
+
+
+def place_of(line: bytes) -> str:
+    """Return the round and step of an event, counted from 1, and its env's id, in words."""
+    try:
+        event = decode_event(line)
+    except (EventDecodeError, RecursionError):
+        return "a line of another format"
+    named = [
+        f"{name} {value + first}"
+        for name, value, first in (
+            ("round", event.round, 1),
+            ("step", event.step, 1),
+            ("env", event.env_id, 0),
+        )
+        if value is not None
+    ]
+    return ", ".join(named) or "the run as a whole"
+
+
 def is_worrying(line: bytes) -> bool:
     """Check whether a line is an event of severity warning or higher."""
     try:
@@ -41,9 +67,9 @@ def is_worrying(line: bytes) -> bool:
 
 def _clock(ts: float) -> str:
     try:
-        return datetime.fromtimestamp(ts, UTC).strftime("%H:%M:%SZ")
+        return datetime.fromtimestamp(ts).astimezone().strftime("%H:%M:%S")
     except (OverflowError, OSError, ValueError):
-        return "--:--:--Z"
+        return "--:--:--"
 
 
 def _place(event: Event) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from esper.leyline.telemetry import EVENT_SPECS, EventSpec, EventType, Severity
+from esper.nissa.reading.run_columns import config_columns
 
 __all__ = ["VIEWS", "View", "view_sql"]
 
@@ -18,6 +19,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     types: tuple[EventType, ...] = ()
     """Event types whose payload fields become columns; empty for views that have `sql`."""
     sql: str | None = None
+    has_config: bool = False
+    """Whether the keys of the run's configuration become columns as well."""
 
 
 _SCOPE: Final = (
@@ -44,7 +47,12 @@ _ROWS: Final = (
         question="what exactly was recorded?",
         sql=f'SELECT event_type, "group", {_SCOPE}, data FROM lines',
     ),
-    _of("runs", "which runs are these, of what shape, with which seed?", _T.TRAINING_STARTED),
+    View(
+        name="runs",
+        question="which runs are these, with which name, tags, shape, seed and configuration?",
+        types=(_T.TRAINING_STARTED,),
+        has_config=True,
+    ),
     _of("endings", "how did the run end?", _T.RUN_FINISHED),
     _of("epochs", "how did each env's accuracy and loss evolve?", _T.EPOCH_COMPLETED),
     _of("ppo_updates", "is the policy's update healthy?", _T.PPO_UPDATE_COMPLETED),
@@ -195,7 +203,7 @@ VIEWS: Final[Mapping[str, View]] = {view.name: view for view in _ROWS}
 
 
 def view_sql(view: View) -> str:
-    """Return the statement that creates a view over the table `lines`."""
+    """Return the statement that creates a view over the tables `lines` and `run_configs`."""
     return f'CREATE VIEW "{view.name}" AS {view.sql or _fields_sql(view)}'
 
 
@@ -205,9 +213,13 @@ def _fields_sql(view: View) -> str:
     columns: dict[str, str] = {}
     for spec in specs:
         columns |= _columns(spec)
+    if view.has_config:
+        columns["group"] = '"group"'
+        columns |= config_columns(taken=columns)
     listed = ", ".join(f'{source} AS "{name}"' for name, source in columns.items())
     names = ", ".join(repr(item.value) for item in view.types)
-    return f"SELECT event_type, {_SCOPE}, {listed} FROM lines WHERE event_type IN ({names})"
+    source = "lines LEFT JOIN run_configs USING (run_id)" if view.has_config else "lines"
+    return f"SELECT event_type, {_SCOPE}, {listed} FROM {source} WHERE event_type IN ({names})"
 
 
 def _columns(spec: EventSpec) -> dict[str, str]:

@@ -31,7 +31,7 @@ __all__ = [
     "cpu_model",
     "create_run_directory",
     "new_run_id",
-    "put_rounds_on_record",
+    "put_on_record",
     "read_manifest",
     "traces_directory",
 ]
@@ -67,22 +67,28 @@ def create_run_directory(
     return run_dir
 
 
-def put_rounds_on_record(
-    run_dir: Path, num_rounds: int, *, files: FileSystem | None = None
-) -> None:
-    """Update the number of rounds in a run's manifest, which a resume may change."""
+def put_on_record(run_dir: Path, job: Job, *, files: FileSystem | None = None) -> None:
+    """Update what a resume may change in a run's manifest: its number of rounds, name and tags."""
     manifest = read_manifest(run_dir)
-    if manifest.job.training.n_episodes == num_rounds:
+    before = manifest.job
+    training = msgspec.structs.replace(before.training, n_episodes=job.training.n_episodes)
+    run = msgspec.structs.replace(
+        before.run,
+        name=job.run.name or before.run.name,
+        tags={**before.run.tags, **job.run.tags},
+    )
+    after = msgspec.structs.replace(before, training=training, run=run)
+    if after == before:
         return
-    training = msgspec.structs.replace(manifest.job.training, n_episodes=num_rounds)
-    job = msgspec.structs.replace(manifest.job, training=training)
     try:
-        _write_manifest(files or FileSystem(), run_dir, msgspec.structs.replace(manifest, job=job))
+        _write_manifest(
+            files or FileSystem(), run_dir, msgspec.structs.replace(manifest, job=after)
+        )
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(
-            f"{run_dir / MANIFEST_FILE}: cannot record the new number of rounds ({num_rounds}): "
-            f"{reason}"
+            f"{run_dir / MANIFEST_FILE}: cannot record the new number of rounds "
+            f"({job.training.n_episodes}), name or tags: {reason}"
         ) from error
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.errors import UnknownNameError
+from esper.simic.training.checkpoints.resuming import find_checkpoint
 
 __all__ = ["BUILTIN_PREFIX", "builtin_policies", "checkpoint_at"]
 
@@ -18,9 +19,9 @@ def builtin_policies() -> tuple[str, ...]:
 
 
 def checkpoint_at(text: str) -> Path:
-    """Return the checkpoint path for a path or `builtin:NAME`."""
+    """Return the checkpoint that a path, a run or `builtin:NAME` means."""
     if not text.startswith(BUILTIN_PREFIX):
-        return Path(text)
+        return find_checkpoint(text)
     name = text.removeprefix(BUILTIN_PREFIX)
     known = builtin_policies()
     if name not in known:

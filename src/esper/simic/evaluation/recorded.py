@@ -6,7 +6,8 @@ from typing import Final
 from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.telemetry import EventType, decode_event
-from esper.nissa.reading.lines import find_logs, read_lines
+from esper.nissa.reading.lines import read_lines
+from esper.nissa.reading.run_lookup import find_log
 
 __all__ = ["last_recorded"]
 
@@ -15,10 +16,7 @@ _MARK: Final = EventType.TOPOLOGY_MANIFEST_RECORDED.encode()
 
 def last_recorded(run: Path) -> tuple[TopologyManifestRecorded, ...]:
     """Return the topologies of the last recorded round of a run, in env order."""
-    logs = find_logs([run])
-    if len(logs) != 1:
-        raise UnreadableFileError(run, f"has {len(logs)} runs; pass the directory of one of them")
-    (log,) = logs
+    log = find_log(run)
     found: dict[int | None, TopologyManifestRecorded] = {}
     last_round: int | None = None
     for line in read_lines(log):

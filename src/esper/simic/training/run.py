@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
 
 from esper.leyline.config import Job
-from esper.leyline.errors import TelemetryLostError
+from esper.leyline.errors import InterruptedRunError, TelemetryLostError
 from esper.nissa.bus.hub import TelemetryHub, use_hub
 from esper.nissa.storage.run_directory import traces_directory
 from esper.simic.training.assembly.control_assembly import (
@@ -120,7 +120,11 @@ async def _run(
 ) -> RunState:
     # Set here, because a loop on another thread does not inherit the caller's hub.
     with use_hub(hub):
-        return await _run_trainer(setup, hub, engine, monitors, ready_event)
+        try:
+            return await _run_trainer(setup, hub, engine, monitors, ready_event)
+        except InterruptedRunError as error:
+            error.is_reported = bool(monitors) and not setup.job.run.quiet
+            raise
 
 
 async def _run_trainer(

@@ -43,9 +43,8 @@ def command_for(job: Job, asked: str | None, resumed: LoadedRun | None) -> str:
 
 def open_run_directory(setup: RunSetup) -> OpenedRun:
     """Create the run's directory, or take a resumed run's back to its checkpoint."""
-    telemetry_dir = Path(setup.job.run.telemetry_dir)
     if setup.resumed is not None:
-        return reopen_run(setup.resumed, telemetry_dir, setup.job.training.n_episodes)
+        return reopen_run(setup.resumed, setup.job)
     manifest = build_manifest(
         setup.job,
         command=setup.command,
@@ -55,7 +54,7 @@ def open_run_directory(setup: RunSetup) -> OpenedRun:
         ),
         data_source=setup.worker.dataset.origin.value,
     )
-    return OpenedRun(create_run_directory(telemetry_dir, manifest))
+    return OpenedRun(create_run_directory(Path(setup.job.run.telemetry_dir), manifest))
 
 
 def open_hub(opened: OpenedRun, job: Job) -> TelemetryHub:

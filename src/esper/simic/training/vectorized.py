@@ -107,6 +107,8 @@ def train_ppo_vectorized(
     plateau_threshold: float = DEFAULTS.plateau_threshold,
     improvement_threshold: float = DEFAULTS.improvement_threshold,
     telemetry: TelemetryConfig | Table = DEFAULTS.telemetry,
+    name: str | None = DEFAULTS.name,
+    tags: Mapping[str, str] = DEFAULTS.tags,
     telemetry_dir: Path | str = DEFAULTS.telemetry_dir,
     fsync: str = DEFAULTS.fsync,
     fsync_interval_ms: int = DEFAULTS.fsync_interval_ms,

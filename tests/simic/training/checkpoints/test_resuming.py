@@ -34,6 +34,7 @@ from esper.simic.training.assembly.trainer_assembly import GROWN_FILE
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore, read_checkpoint
 from esper.simic.training.checkpoints.resuming import (
     check_resumable,
+    find_checkpoint,
     find_latest,
     load_run,
     resolve_job,
@@ -347,6 +348,20 @@ def test_latest_is_the_newest_checkpoint_of_the_newest_run_of_the_task(tmp_path:
     assert find_latest(tmp_path, "tiny").name == "round-000001.pt"
     with pytest.raises(UsageError, match="'digits'"):
         find_latest(tmp_path, "digits")
+
+
+def test_run_stands_for_its_newest_checkpoint(tmp_path: Path) -> None:
+    run_dir = tiny_run(tmp_path, n_episodes=2).run_dir
+    newest = run_dir / "checkpoints" / "round-000002.pt"
+    run_id = read_manifest(run_dir).run_id
+
+    for reference in (str(newest), str(run_dir), f"{tmp_path}/latest", f"{tmp_path}/{run_id[:5]}"):
+        assert find_checkpoint(reference) == newest
+    assert find_checkpoint(run_id, tmp_path) == newest
+    for path in (run_dir / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(UnreadableFileError, match="the run has no checkpoint"):
+        find_checkpoint(run_id, tmp_path)
 
 
 @pytest.mark.parametrize(

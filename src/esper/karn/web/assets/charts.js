@@ -190,10 +190,15 @@ export function drawSeeds(seeds, numSteps) {
     hovertemplate: `${stage.toLowerCase()}, steps %{customdata[0]} to %{customdata[1]}<br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>`,
   }));
   const count = (fate) => seeds.filter((seed) => seed.fate === fate).length;
-  const words = seeds.length ? `${seeds.length} seeds: ${count("fossilized")} fossilized, ${count("pruned")} pruned, ${count("growing")} growing` : "No seed in this round";
+  const fates = [["fossilized", "fossilized"], ["pruned", "pruned"], ["growing", "growing"], ["ended", "unfinished at the end of the episode"]];
+  const counted = fates.map(([fate, label]) => `${count(fate)} ${label}`).join(", ");
+  const words = seeds.length ? `${seeds.length} ${seeds.length === 1 ? "seed" : "seeds"}: ${counted}` : "No seed in this round";
   byId("seeds-more").textContent = seeds.length > shown.length ? `${words}; the newest ${shown.length} are drawn` : words;
-  byId("chart-seeds").style.height = `${Math.max(90, 50 + 19 * shown.length)}px`;
+  const height = Math.max(90, 50 + 19 * shown.length);
+  byId("chart-seeds").style.height = `${height}px`;
   draw("chart-seeds", traces, layout(colors, {
+    // Without it plotly keeps the height that it measured first, and covers what is below.
+    height,
     barmode: "overlay", bargap: 0.2, hovermode: "closest", margin: { l: 10, r: 10, t: 4, b: 34 },
     xaxis: { title: { text: "step" }, ...counting([1, numSteps || 1]) },
     yaxis: { type: "category", categoryorder: "array", categoryarray: [...labels].reverse(), tickfont: { size: 11 }, automargin: true, tickmode: "array", tickvals: labels, ticktext: labels },

@@ -165,7 +165,7 @@ function showCoalitions(detail) {
   const note = detail.unavailable_reason ? `not measured: ${detail.unavailable_reason}` : isMissing(detail.coalitions_step) ? "none measured yet" : `step ${nth(detail.coalitions_step)}${alone}`;
   byId("coalitions-step").textContent = note;
   const rows = [...detail.coalitions].sort((one, other) => (other.accuracy_pct ?? -1) - (one.accuracy_pct ?? -1));
-  table(byId("coalitions"), ["seeds on", "accuracy, %"], rows.map((row) => [row.seeds_on.join(" + ") || "host alone", number(row.accuracy_pct)]));
+  table(byId("coalitions"), ["seeds on", "accuracy, %"], rows.map((row) => [row.seeds_on.join(" + ") || "none: host and fossils", number(row.accuracy_pct)]));
 }
 
 function words(content) {

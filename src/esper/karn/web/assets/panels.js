@@ -58,7 +58,7 @@ export function showGrowth(growth) {
   const settled = growth.num_fossilized + growth.num_pruned;
   facts(byId("growth"), [
     ["Germinated", String(growth.num_germinated)], ["Fossilized", String(growth.num_fossilized)], ["Pruned", String(growth.num_pruned)],
-    ["Kept", settled ? `${Math.round((100 * growth.num_fossilized) / settled)} %` : MISSING],
+    ["Kept, of kept and pruned", settled ? `${Math.round((100 * growth.num_fossilized) / settled)} %` : MISSING],
     ["Parameters added", compact(growth.params_added)],
     ["Compute", isMissing(growth.compute_cost) ? MISSING : `×${growth.compute_cost.toFixed(2)}`],
   ]);

@@ -6,17 +6,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from esper.leyline.config import Job, TrainingConfig
+from esper.leyline.config import LATEST_RUN, Job, TrainingConfig
 from esper.leyline.errors import ConfigError, UnreadableFileError, UsageError, shown
 from esper.leyline.jobs import Layer, merge_job
 from esper.leyline.payloads import CheckpointLoaded
 from esper.leyline.tasks import TaskSpec
 from esper.leyline.telemetry import SCHEMA_VERSION
+from esper.nissa.reading.run_lookup import (
+    RUNS_DIRECTORY,
+    find_run,
+    manifest_of,
+    run_directories,
+)
 from esper.nissa.storage.files import require_own_directory
 from esper.nissa.storage.journal import LogClaim, apply_cut, claim_run, plan_cut
 from esper.nissa.storage.run_directory import (
     CHECKPOINTS_DIRECTORY,
-    put_rounds_on_record,
+    put_on_record,
     read_manifest,
 )
 from esper.runtime.tasks import all_tasks
@@ -32,6 +38,7 @@ __all__ = [
     "OpenedRun",
     "check_resumable",
     "check_task_unchanged",
+    "find_checkpoint",
     "find_latest",
     "load_run",
     "reopen_run",
@@ -50,7 +57,11 @@ def resolve_job(layers: Sequence[tuple[str, Layer]]) -> tuple[Job, LoadedRun | N
     if wanted is None:
         return job, None
     task = job.training.task if any(_names_task(layer) for _, layer in layers) else None
-    path = find_latest(Path(job.run.telemetry_dir), task) if wanted == "latest" else Path(wanted)
+    telemetry_dir = Path(job.run.telemetry_dir)
+    if wanted == LATEST_RUN:
+        path = find_latest(telemetry_dir, task)
+    else:
+        path = find_checkpoint(wanted, telemetry_dir)
     loaded = load_run(path)
     # As the lowest layer: what the user gives stays visible on top, and can be compared with it.
     stored: Layer = {"training": msgspec.to_builtins(loaded.job.training)}
@@ -66,19 +77,39 @@ def _names_task(layer: Layer) -> bool:
 
 def find_latest(telemetry_dir: Path, task: str | None) -> Path:
     """Return the newest checkpoint of the newest run of a task, or of any task."""
-    for run_dir in sorted(telemetry_dir.glob("*_*"), reverse=True):
-        try:
-            manifest = read_manifest(run_dir)
-        except UnreadableFileError:
-            continue
-        checkpoint = CheckpointStore(run_dir / CHECKPOINTS_DIRECTORY).latest()
-        if checkpoint is not None and task in (None, manifest.job.training.task):
+    runs = run_directories(telemetry_dir) if telemetry_dir.is_dir() else []
+    for run_dir in reversed(runs):
+        manifest = manifest_of(run_dir)
+        checkpoint = _checkpoint_in(run_dir)
+        is_wanted = manifest is not None and task in (None, manifest.job.training.task)
+        if is_wanted and checkpoint is not None:
             return checkpoint
     what = "a run" if task is None else f"a run of task {task!r}"
     raise UsageError(
         f"{telemetry_dir} contains no checkpoint of {what}; pass the path of a checkpoint to "
         "--resume, or the parent directory of the run to --telemetry-dir"
     )
+
+
+def find_checkpoint(reference: str, telemetry_dir: Path = RUNS_DIRECTORY) -> Path:
+    """Return the checkpoint at a path, or the newest one of a run.
+
+    Args:
+        reference: a checkpoint, or a run's directory, id, prefix or name, or `latest`.
+        telemetry_dir: where runs are looked up.
+    """
+    path = Path(reference)
+    if path.exists() and not path.is_dir():
+        return path
+    run_dir = find_run(path, telemetry_dir)
+    checkpoint = _checkpoint_in(run_dir)
+    if checkpoint is None:
+        raise UnreadableFileError(run_dir, "the run has no checkpoint")
+    return checkpoint
+
+
+def _checkpoint_in(run_dir: Path) -> Path | None:
+    return CheckpointStore(run_dir / CHECKPOINTS_DIRECTORY).latest()
 
 
 def load_run(path: Path) -> LoadedRun:
@@ -165,18 +196,18 @@ class OpenedRun(NamedTuple):
     claim: LogClaim | None = None
 
 
-def reopen_run(loaded: LoadedRun, telemetry_dir: Path, num_rounds: int) -> OpenedRun:
-    """Rewind a run's directory to a checkpoint, and update its manifest to `num_rounds`.
+def reopen_run(loaded: LoadedRun, job: Job) -> OpenedRun:
+    """Rewind a run's directory to a checkpoint, and update its manifest to the job.
 
     Nothing is changed before the log is locked and known to agree with the checkpoint. Later
     checkpoints are renamed before the log is truncated: a crash in between leaves this one as the
     latest, with a complete log. If the log cannot be truncated, the renames are undone.
     """
-    run_dir = run_directory_of(loaded, telemetry_dir)
+    run_dir = run_directory_of(loaded, Path(job.run.telemetry_dir))
     claim = claim_run(run_dir)
     try:
         num_events_redone = _rewind(run_dir, loaded, claim)
-        put_rounds_on_record(run_dir, num_rounds)
+        put_on_record(run_dir, job)
     except OSError as error:
         claim.close()
         path, reason = error.filename or claim.path, error.strerror or str(error)
@@ -190,7 +221,7 @@ def reopen_run(loaded: LoadedRun, telemetry_dir: Path, num_rounds: int) -> Opene
         log_seq=header.log_seq,
         num_events_redone=num_events_redone,
         path=loaded.path.name,
-        num_rounds=num_rounds,
+        num_rounds=job.training.n_episodes,
     )
     return OpenedRun(run_dir, event, claim)
 

@@ -1,0 +1,65 @@
+"""The ends of a log."""
+
+from pathlib import Path
+
+import pytest
+from tests.karn.story import Story
+
+from esper.leyline.errors import UnreadableFileError
+from esper.nissa.reading.log_ends import read_ends
+
+LINES = list(Story(num_rounds=5, num_envs=2, num_steps=4).lines())
+
+
+def is_of(line: bytes, event_type: str) -> bool:
+    return line.startswith(b'{"event_type":"%s"' % event_type.encode())
+
+
+def written(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
+    path.write_bytes(b"\n".join(lines) + end)
+    return path
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3, 9])
+def test_ends_are_what_a_search_of_the_whole_log_finds(tmp_path: Path, num_rounds: int) -> None:
+    ends = [index for index, line in enumerate(LINES) if is_of(line, "BATCH_EPOCH_COMPLETED")]
+    updates = [index for index, line in enumerate(LINES) if is_of(line, "PPO_UPDATE_COMPLETED")]
+    recent = ends[-3] if num_rounds >= 3 else 0
+    alarms = [
+        index
+        for index, line in enumerate(LINES)
+        if index >= recent and (b'"severity":"warning"' in line or b'"severity":"error"' in line)
+    ]
+    expected = {0, len(LINES) - 1, updates[-1], *ends[-num_rounds:], *alarms}
+
+    found = read_ends(written(tmp_path / "log", LINES), num_rounds)
+
+    assert found == [LINES[index] for index in sorted(expected)]
+
+
+def test_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
+    whole = read_ends(written(tmp_path / "whole", LINES[:-1]), 2)
+    partial = written(tmp_path / "partial", LINES[:-1])
+    partial.write_bytes(partial.read_bytes() + LINES[-1][:40])
+
+    assert read_ends(partial, 2) == whole
+
+
+def test_mark_inside_a_text_is_no_event(tmp_path: Path) -> None:
+    fake = b'{"event_type":"X","text":"{\\"event_type\\":\\"BATCH_EPOCH_COMPLETED\\"}"}'
+    raw = b'x {"event_type":"BATCH_EPOCH_COMPLETED"}'
+    log = written(tmp_path / "log", [LINES[0], fake, raw, LINES[-1]])
+
+    assert read_ends(log, 5) == [LINES[0], LINES[-1]]
+
+
+@pytest.mark.parametrize("text", [b"", b"half a line"])
+def test_log_without_a_line_has_no_ends(tmp_path: Path, text: bytes) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(text)
+    assert read_ends(log, 5) == []
+
+
+def test_missing_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFileError, match="cannot be read: No such file"):
+        read_ends(tmp_path / "log", 5)
