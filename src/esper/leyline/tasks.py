@@ -18,6 +18,7 @@ __all__ = [
     "BatchMode",
     "CnnHostSpec",
     "HostSpec",
+    "ModuleHostSpec",
     "Preset",
     "Settings",
     "TaskKind",
@@ -106,7 +107,26 @@ class TransformerHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="transf
         return tuple(format_slot_id(0, index) for index in range(self.num_segments))
 
 
-HostSpec: TypeAlias = CnnHostSpec | TransformerHostSpec | ProbeHostSpec
+class ModuleHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="module"):
+    """A network of the user's own, cut behind some of its submodules."""
+
+    factory: str
+    """`package.module:function`; called without arguments, it returns the network."""
+    after: tuple[str, ...]
+    """The submodules with a slot behind them, in the order of the forward pass."""
+    sample_shape: tuple[int, ...]
+    """The shape of one input, without the batch."""
+    num_classes: int
+    topology: Topology = Topology.CNN
+    """CNN if the features behind `after` are images, TRANSFORMER if they are sequences."""
+
+    @property
+    def slot_ids(self) -> tuple[str, ...]:
+        """Return the slots it offers, one per entry of `after`."""
+        return tuple(format_slot_id(0, index) for index in range(len(self.after)))
+
+
+HostSpec: TypeAlias = CnnHostSpec | TransformerHostSpec | ModuleHostSpec | ProbeHostSpec
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from esper.kasmina.hosts import build_host
 from esper.leyline.config import Job
-from esper.leyline.tasks import TaskKind, TaskSpec
+from esper.leyline.tasks import ModuleHostSpec, TaskKind, TaskSpec
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import registered_task
 from esper.simic.telemetry.traces import prepare_tracing
@@ -76,10 +77,14 @@ def prepare_run(
     """
     # Devices and checkpoint before the data: a typing mistake should not cost a download.
     device = resolve_device(job.training.device)
+    task = registered_task(job.training.task)
+    if task.build_host is None and isinstance(task.spec.host, ModuleHostSpec):
+        # Only building it shows whether a network of the user's own can be a host.
+        build_host(task.spec.host, torch.Generator())
     controller = build_controller(
         job,
         command,
-        rules=action_rules(job, registered_task(job.training.task).spec),
+        rules=action_rules(job, task.spec),
         device=device,
         resumed=resumed,
         parts=parts,

@@ -1,0 +1,214 @@
+"""A host made of any module that can be cut behind some of its submodules."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, fx, nn
+
+from esper.kasmina.hosts.dropout import SeededDropout
+from esper.kasmina.hosts.segmented import SegmentedHost
+from esper.leyline.actions import Topology
+from esper.leyline.errors import UsageError
+from esper.leyline.slots import InjectionSpec, Surface, format_slot_id
+
+__all__ = ["StagedHost", "make_host"]
+
+TOPOLOGY_BY_DIM: Final = {4: Topology.CNN, 3: Topology.TRANSFORMER}
+DRAWING_FUNCTIONS: Final = (
+    nn.functional.dropout,
+    nn.functional.dropout1d,
+    nn.functional.dropout2d,
+    nn.functional.dropout3d,
+    nn.functional.alpha_dropout,
+    nn.functional.feature_alpha_dropout,
+)
+
+
+class StagedHost(SegmentedHost):
+    """A module in stages, with a slot behind each but the last; slot i is named r0ci."""
+
+    def __init__(
+        self, stages: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor]
+    ) -> None:
+        specs = tuple(_injection_specs(features))
+        super().__init__(specs, dict(zip((spec.slot_id for spec in specs), stages, strict=True)))
+        self.head = head
+        self._topology = TOPOLOGY_BY_DIM[features[0].dim()]
+
+    @property
+    def topology(self) -> Topology:
+        """Return the host's topology."""
+        return self._topology
+
+    def _enter(self, x: Tensor) -> Tensor:
+        return x
+
+    def _exit(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def make_host(model: nn.Module, *, after: Sequence[str], sample: Tensor) -> StagedHost:
+    """Cut a copy of a module behind the named submodules, each of which gets a slot.
+
+    Args:
+        model: maps a batch to logits; its parameters are copied as they are.
+        after: names of submodules, as in `named_modules()`, in any order.
+        sample: a batch of inputs, from which the channels of each slot are found.
+    """
+    model = copy.deepcopy(model)
+    _check_names(model, after)
+    _seed_dropout(model)
+    graph = _traced(model, after)
+    stages: list[nn.Module] = list(_segments(model, graph, after))
+    features = _boundaries(stages, sample)
+    return StagedHost(stages[:-1], stages[-1], features)
+
+
+def _check_names(model: nn.Module, after: Sequence[str]) -> None:
+    known = dict(model.named_modules())
+    if not after or len(set(after)) != len(after):
+        raise UsageError(f"after = {list(after)}: must name at least one submodule, each once")
+    for name in after:
+        if name not in known or not name:
+            raise UsageError(f"after: the model has no submodule {name!r}")
+
+
+def _seed_dropout(model: nn.Module) -> None:
+    """Replace dropout by one that draws from a generator of the env's own."""
+    for name, part in list(model.named_modules()):
+        if type(part) is nn.Dropout:
+            parent = model.get_submodule(name.rpartition(".")[0])
+            setattr(parent, name.rpartition(".")[2], SeededDropout(part.p))
+        elif isinstance(part, nn.modules.dropout._DropoutNd):
+            raise UsageError(f"{name}: {type(part).__name__} draws from torch's global generator")
+        elif getattr(part, "dropout", 0.0) and isinstance(part, nn.MultiheadAttention | nn.RNNBase):
+            raise UsageError(
+                f"{name}: its dropout draws from torch's global generator; set it to 0"
+            )
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, leaves: Sequence[str]) -> None:
+        super().__init__()
+        self._leaves = frozenset(leaves)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if module_qualified_name in self._leaves or isinstance(m, SeededDropout):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+
+def _traced(model: nn.Module, after: Sequence[str]) -> fx.Graph:
+    try:
+        graph = _Tracer(after).trace(model)
+    except Exception as error:  # tracing runs the model's own code
+        raise UsageError(f"the model cannot be cut into stages: {error}") from error
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in DRAWING_FUNCTIONS:
+            raise UsageError(f"{node.name}: a dropout function draws from torch's global generator")
+    num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
+    if num_inputs != 1:
+        raise UsageError(f"the model has {num_inputs} inputs; a host has one")
+    return graph
+
+
+def _segments(model: nn.Module, graph: fx.Graph, after: Sequence[str]) -> Iterator[fx.GraphModule]:
+    """Yield the parts of a graph between the cuts, which share the model's parameters."""
+    pending: list[fx.Node] = []
+    start: fx.Node | None = None
+    to_come = set(after)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            start = node
+            continue
+        pending.append(node)
+        if node.op == "call_module" and node.target in after:
+            if node.target not in to_come:
+                raise UsageError(f"after: the model runs {node.target!r} more than once")
+            to_come.remove(str(node.target))
+            assert start is not None
+            yield _segment(model, pending, start, node)
+            pending, start = [], node
+    for name in to_come:
+        raise UsageError(f"after: {name!r} runs inside of another stage, or never")
+    assert start is not None
+    yield _segment(model, pending, start, None)
+
+
+def _segment(
+    model: nn.Module, nodes: Sequence[fx.Node], start: fx.Node, end: fx.Node | None
+) -> fx.GraphModule:
+    part = fx.Graph()
+    copies = {start: part.placeholder("x")}
+    for node in nodes:
+        for needed in node.all_input_nodes:
+            if needed not in copies and needed.op == "get_attr":
+                copies[needed] = part.node_copy(needed, copies.__getitem__)
+            elif needed not in copies:
+                raise UsageError(
+                    f"the model cannot be cut behind {start.target!r}: {needed.name!r} from before "
+                    f"is used again by {node.name!r}"
+                )
+        copies[node] = part.node_copy(node, copies.__getitem__)
+    if end is not None:
+        part.output(copies[end])
+    return fx.GraphModule(model, part)
+
+
+class _Untouched(nn.Module):
+    """Runs a stage on a copy of its input, which it would change in place."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the stage."""
+        changed: Tensor = self.stage(x.clone())
+        return changed
+
+
+def _boundaries(stages: list[nn.Module], sample: Tensor) -> list[Tensor]:
+    """Return what each stage but the last puts out; protect what a stage would change in place."""
+    seen: list[Tensor] = []
+    x: object = sample.clone()
+    with torch.no_grad():
+        for index, stage in enumerate(stages):
+            if not isinstance(x, Tensor):
+                raise UsageError(f"stage {index}: a stage before it puts out a {type(x).__name__}")
+            seen.append(x)
+            version = x._version
+            x = stage.eval()(x)
+            if seen[-1]._version != version:
+                stages[index] = _Untouched(stage)
+            stages[index].train()
+    if not isinstance(x, Tensor):
+        raise UsageError(f"the model puts out a {type(x).__name__} instead of logits")
+    _check_features(seen[1:])
+    return seen[1:]
+
+
+def _check_features(features: Sequence[Tensor]) -> None:
+    for index, h in enumerate(features):
+        if h.dim() not in TOPOLOGY_BY_DIM:
+            raise UsageError(
+                f"stage {index}: a slot needs features of shape (batch, channels, height, width) "
+                f"or (batch, time, channels), not {tuple(h.shape)}"
+            )
+        if h.dim() != features[0].dim():
+            raise UsageError(f"stage {index}: all slots need features of the same kind")
+
+
+def _injection_specs(features: Sequence[Tensor]) -> Iterator[InjectionSpec]:
+    for index, h in enumerate(features):
+        yield InjectionSpec(
+            slot_id=format_slot_id(0, index),
+            channels=h.shape[1] if h.dim() == 4 else h.shape[2],
+            order=index,
+            surface=Surface.BLOCK_END,
+            layer_range=(index, index + 1),
+            position=(index + 1) / (len(features) + 1),
+        )
