@@ -21,7 +21,6 @@ from statistics import fmean
 from typing import Final
 
 import msgspec
-from esper.simic.training.event_loop import run_event_loop
 
 from esper.scripts.train_compare import seeds_from
 from esper.simic.evaluation.builtin import checkpoint_at
@@ -30,6 +29,7 @@ from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.step import StepResult
+from esper.tolaria.event_loop import run_event_loop
 from tools.probes.learning import play_round, setup_of
 
 __all__ = ["MAX_ERROR", "Predicted", "discounted", "main", "predictions"]

@@ -15,7 +15,7 @@ from esper.simic.training.assembly.engines import build_engine
 from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.run_setup import RunSetup
 from esper.simic.training.step import ControlThread, run_step
-from esper.tolaria.engine import Engine
+from esper.tolaria.engine import WorkerEngine
 from tools.markdown import table
 from tools.probes.learning import job_of, nothing_after_validation, setup_of
 
@@ -67,7 +67,9 @@ async def _beside_control(setup: RunSetup) -> CpuTime:
     return CpuTime(engine_s=all_s - control_s, control_s=control_s)
 
 
-async def _play(setup: RunSetup, engine: Engine, control: ControlThread, round_index: int) -> None:
+async def _play(
+    setup: RunSetup, engine: WorkerEngine, control: ControlThread, round_index: int
+) -> None:
     await control.begin_round(round_index)
     await engine.build_round(round_index)
     for step in range(setup.job.training.max_epochs):

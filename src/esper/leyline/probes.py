@@ -157,6 +157,9 @@ _DISCOUNT: Final = Probe(
         },
         "gamma": 0.8,
         "max_epochs": 12,
+        # Planting costs in most steps. Advantages have a deviation of 1, so that only a bonus of
+        # that order keeps the policy from giving up planting before it has tried the right steps.
+        "entropy_coef_start": 0.3,
         "lifecycle": _lifecycle(min_prune_age_steps=_NEVER_LEGAL),
     },
 )
