@@ -244,6 +244,7 @@ ALLOWED: dict[str, str] = {
     "esper.leyline.rewards.RewardComponents.*": WRITTEN,
     "esper.leyline.slots.InjectionSpec.surface": LIBRARY,
     "esper.load_grown": LIBRARY,
+    "esper.scripts.cli.CommandParser.parse_known_args": CALLED,
     "esper.scripts.commands.telemetry": COMMAND,
     "esper.scripts.commands.train": COMMAND,
     "esper.nissa.bus.hub.HubStatistics.*": LIBRARY,
