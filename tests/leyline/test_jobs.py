@@ -76,6 +76,8 @@ def test_layers_are_not_changed_by_merging() -> None:
     ("layer", "message"),
     [
         ({"training": {"entrpy_coef": 1}}, r"'training.entrpy_coef'; did you mean .*entropy_coef"),
+        ({"training": {"learning_rate": 1}}, r"'training.learning_rate'; did you .*'training.lr'"),
+        ({"training": {"epochs": 1}}, r"unknown key 'training.epochs'; did you .*n_episodes'"),
         ({"lr": 1.0}, r"unknown key 'lr'; did you mean 'training.lr'"),
         ({"training": {"zzz": 1}}, r"unknown key 'training.zzz'; 'esper-train config show'"),
         ({"training": {"reward": {"max_rnt": 1}}}, r"did you mean 'training.reward.max_rent'"),

@@ -112,3 +112,27 @@ def test_flag_reaches_the_configuration(flag: str, capsys: pytest.CaptureFixture
     after = value_at(shown(capsys, flag, *case.words.split()), case.key)
     assert after == case.value
     assert after != before
+
+
+def test_port_alone_is_served_on_loopback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--serve", "9321"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["serve"] == "127.0.0.1:9321"
+    assert main(["config", "show", "--serve", "99999"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--epochs", "--rounds or --episode-length"),
+        ("--learning-rate", "--lr"),
+        ("--rouds", "--rounds"),
+    ],
+)
+def test_unknown_flag_comes_with_the_one_that_was_meant(
+    flag: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ppo", flag, "5"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == (
+        f"esper-train ppo: error: unrecognized arguments: {flag} 5; did you mean {meant}?"
+    )

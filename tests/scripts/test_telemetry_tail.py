@@ -78,12 +78,13 @@ def test_live_events_and_gaps_are_shown_apart(capsys: pytest.CaptureFixture[str]
 
     server = FakeServer(script)
     with serving(server) as url:
-        assert main(["tail", url, "--type", "a", "--env", "2"]) == 0
+        assert main(["tail", url, "--type", "last_action", "--env", "2"]) == 0
 
     captured = capsys.readouterr()
     assert captured.out.encode() == event(5) + b"\n" + event(9) + b"\n"
     assert "3 events lost (seq 6 to 8)" in captured.err
-    assert (server.subscriptions[0].types, server.subscriptions[0].env_ids) == (["A"], [2])
+    subscription = server.subscriptions[0]
+    assert (subscription.types, subscription.env_ids) == (["LAST_ACTION"], [2])
 
 
 def test_address_without_a_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +112,13 @@ def test_query_lists_its_views_and_reports_mistakes(
     assert main(["query", str(run)]) == 2
     assert main(["query", str(run), "SELECT nothing"]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_unknown_event_type_is_refused_with_the_one_that_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FakeRun(num_rounds=1, num_envs=1, num_steps=1).write(tmp_path)
+    assert main(["tail", str(run), "--type", "seed_germinate"]) == 2
+    error = capsys.readouterr().err
+    assert "unknown event type 'SEED_GERMINATE'; did you mean 'SEED_GERMINATED'?" in error
+    assert error.count("\n") == 1

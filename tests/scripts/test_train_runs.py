@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -99,6 +100,15 @@ def test_resume_latest_goes_on_with_the_stored_configuration(
     summary = json.loads(capsys.readouterr().out)
     assert [row["round"] for row in summary["rounds"]] == [0, 1]
     assert summary["run_dir"] == str(run_dir)
+
+
+def test_finished_run_that_is_resumed_says_so(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / finished.name
+    shutil.copytree(finished, run_dir)
+    assert main(["ppo", "--resume", str(run_dir)]) == 0
+    assert "the run has finished its 1 rounds; --rounds 2 or more" in capsys.readouterr().out
 
 
 def test_evaluation_reports_every_env_and_saves_a_network(

@@ -9,7 +9,7 @@ checked as a whole, so that no combination slips through between two layers.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypeAlias, get_args
 
@@ -33,6 +33,17 @@ Layer: TypeAlias = Mapping[str, object]
 
 _LABEL: Final = re.compile(r"\w[\w.+:@-]{0,63}")
 """A name or a tag's key: one word, which a shell needs no quotes for."""
+_SYNONYMS: Final = {
+    "learning_rate": "lr",
+    "rounds": "n_episodes",
+    "epochs": "n_episodes",
+    "envs": "n_envs",
+    "num_envs": "n_envs",
+    "steps": "max_epochs",
+    "episode_length": "max_epochs",
+    "batch_size": "batch_size_per_env",
+}
+"""What others call these keys."""
 _OUT_OF_RANGE: Final = re.compile(r"` (of length )?[<>]=? ")
 """What msgspec's message has about a value of the right type outside its range."""
 
@@ -110,9 +121,10 @@ def _check_keys(layer: Layer, struct: type[msgspec.Struct], source: str, path: s
                 raise InvalidValueError(name, leaf, "must be UTF-8 text", source)
 
 
-def _nearest_key(key: str, path: str, siblings: Iterable[str]) -> str | None:
-    """Return the key that was meant: a sibling of a similar name, or the same name elsewhere."""
-    sibling = nearest_name(key, siblings)
+def _nearest_key(key: str, path: str, siblings: Collection[str]) -> str | None:
+    """Return the key that was meant: a usual synonym, a similar sibling, or the name elsewhere."""
+    synonym = _SYNONYMS.get(key)
+    sibling = synonym if synonym in siblings else nearest_name(key, siblings)
     if sibling is not None:
         return path + sibling
     return next((known for known in _all_keys(Job, "") if known.endswith(f".{key}")), None)

@@ -6,9 +6,9 @@ import sys
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
-from esper.leyline.errors import EsperError, ExitCode, InterruptedRunError
+from esper.leyline.errors import EsperError, ExitCode, InterruptedRunError, nearest_name
 from esper.leyline.printable import printable
 from esper.leyline.stop_signals import on_stop_signal
 from esper.scripts.terminal import discard_output, dispensable_output
@@ -23,11 +23,40 @@ __all__ = [
     "run_command",
 ]
 
+_SYNONYMS: Final = {
+    "--epochs": ("--rounds", "--episode-length"),
+    "--steps": ("--episode-length",),
+    "--episodes": ("--rounds",),
+    "--learning-rate": ("--lr",),
+    "--num-envs": ("--envs",),
+    "--output": ("--telemetry-dir",),
+    "--log-dir": ("--telemetry-dir",),
+    "--checkpoint": ("--resume",),
+}
+"""What others call these flags."""
+
 Command = Callable[[Namespace], int]
 
 
 class CommandParser(ArgumentParser):
     """A parser whose messages contain what was typed, or a file's name, escaped."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse, and report unknown arguments here: this parser knows what could be meant."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
+        return known, unknown
+
+    def _hint(self, unknown: str) -> str:
+        name = unknown.partition("=")[0]
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        meant = [flag for flag in _SYNONYMS.get(name, ()) if flag in flags]
+        nearest = nearest_name(name, flags) if name.startswith("--") else None
+        guesses = meant or ([] if nearest is None else [nearest])
+        return f"; did you mean {' or '.join(guesses)}?" if guesses else ""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error, and exit."""

@@ -18,6 +18,7 @@ from esper.nissa.storage.files import read_limited
 __all__ = ["FLAGS", "JobFlag", "add_job_flags", "layers_from"]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
+LOOPBACK: Final = DEFAULT_SERVER_ADDRESS.partition(":")[0]
 
 
 class JobFlag(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,11 @@ def _switch(name: str, key: str, help: str) -> JobFlag:
     return JobFlag(name=name, key=key, help=help, kind=None)
 
 
+def _server_address(text: str) -> str:
+    """Return an address; a port alone is one of this machine's."""
+    return f"{LOOPBACK}:{text}" if text.isdecimal() else text
+
+
 FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     "what to train": (
         _flag("--task", "training.task", "the task; 'esper-train tasks' lists them"),
@@ -84,7 +90,7 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         _flag(
             "--max-seeds", "training.max_seeds", "maximum number of seeds per env at a time", int
         ),
-        _flag("--seed", "training.seed", "random seed of the run", int),
+        _flag("--seed", "training.seed", "random seed of the run (no module that grows)", int),
         _flag("--group", "training.group_id", "group label for A/B comparisons"),
         _flag("--name", "run.name", "name of the run, which commands accept instead of its path"),
         JobFlag(
@@ -191,7 +197,8 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         JobFlag(
             name="--serve",
             key="run.serve",
-            help="serve the dashboard and live events at HOST:PORT",
+            help="serve the dashboard and live events at HOST:PORT, or at a port of 127.0.0.1",
+            kind=_server_address,
             implied=DEFAULT_SERVER_ADDRESS,
         ),
         _flag(

@@ -11,9 +11,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from esper.leyline.errors import ExitCode
+from esper.leyline.errors import ExitCode, UnknownNameError
 from esper.leyline.live import Gap, Subscription
 from esper.leyline.printable import printable
+from esper.leyline.telemetry import EventType
 from esper.nissa.live.token import resolve_token
 from esper.nissa.reading.rendering import is_worrying, render_line
 from esper.nissa.reading.run_lookup import find_log
@@ -90,7 +91,7 @@ def _text(line: bytes, *, is_raw: bool) -> str:
 
 
 def _items(arguments: Namespace) -> Iterator[_Item]:
-    types = [name.upper() for name in arguments.type] or None
+    types = [_known_type(name) for name in arguments.type] or None
     if "://" in arguments.source:
         return _live_items(arguments, types)
     wanted = LineFilter(
@@ -100,6 +101,12 @@ def _items(arguments: Namespace) -> Iterator[_Item]:
     )
     lines = follow_file(find_log(Path(arguments.source)), is_following=arguments.follow)
     return (line for line in lines if wanted.accepts(line))
+
+
+def _known_type(name: str) -> str:
+    if name.upper() not in EventType.__members__:
+        raise UnknownNameError("event type", name.upper(), EventType.__members__)
+    return name.upper()
 
 
 def _live_items(arguments: Namespace, types: list[str] | None) -> Iterator[_Item]:

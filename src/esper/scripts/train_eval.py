@@ -27,7 +27,8 @@ def add_eval_flags(parser: ArgumentParser) -> None:
         nargs="+",
         default=[1001, 1002, 1003],
         metavar="N",
-        help="random seeds, one evaluation round of fresh hosts each (default: 1001 1002 1003)",
+        help="random seeds (no modules that grow), one evaluation round of fresh hosts each "
+        "(default: 1001 1002 1003)",
     )
     parser.add_argument(
         "--greedy", action="store_true", help="take the most likely actions instead of sampling"

@@ -71,7 +71,7 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         )
         return_free_memory()  # what loading data and drawing weights took for a moment
         choice = choose_engine(setup.worker)
-        _announce(choice, job, options.get("watch"))
+        _announce(choice, job, options.get("watch"), resumed)
         # Before anything is written: workers may turn out not to fit this run.
         with closing(build_engine(setup.worker, choice=choice)) as engine:
             opened = open_run_directory(setup)
@@ -102,12 +102,19 @@ def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
     return (build_monitor(job.run, output),)
 
 
-def _announce(choice: EngineChoice, job: Job, output: TextIO | None) -> None:
-    """Print which engine was chosen, and why; the run's log is the same on any engine."""
+def _announce(
+    choice: EngineChoice, job: Job, output: TextIO | None, resumed: LoadedRun | None
+) -> None:
+    """Print which engine was chosen, and why, and whether there is nothing left to do."""
     if output is None or job.run.quiet:
         return
     from esper.karn.monitor import announce  # a run that is not watched loads no server
 
+    num_rounds = job.training.n_episodes
+    if resumed is not None and resumed.header.state.rounds_completed >= num_rounds:
+        more = f"--rounds {num_rounds + 1} or more continues it"
+        announce(f"the run has finished its {num_rounds} rounds; {more}", output)
+        return
     announce(f"engine: {choice}", output)
 
 
