@@ -122,7 +122,6 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "tolaria/containment.py": "tests/tolaria/test_engine.py",
     "tolaria/ray_cluster.py": "tests/simic/training/test_ray_worker.py",
     "tolaria/ray_port.py": "tests/simic/training/test_ray_worker.py",
-    "tolaria/replies.py": "tests/tolaria/test_process_port.py",
     "tolaria/stopping.py": "tests/tolaria/test_lanes.py",
 }
 """Modules, below `src/esper`, that are tested together with what uses them."""

@@ -32,6 +32,8 @@ USERS = {
     "esper.karn.view.view_feed": "the view is built on a thread and shown by another",
     "esper.karn.view.followed_log": "a log is read without blocking the loop",
     "esper.karn.web.server_process": "waits for the server's end without blocking the loop",
+    # Below tolaria.
+    "esper.kasmina.hosts.factory": "lanes build networks whose code draws from torch's generator",
     # Below tolaria, and without torch.
     "esper.nissa.analysis.child_process": "a child reads requests while it works on one",
     "esper.leyline.stop_signals": "only the main thread may install signal handlers",

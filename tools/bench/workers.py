@@ -22,6 +22,7 @@ from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset
 from esper.simic.training.assembly import engines
 from esper.tolaria.process_port import ProcessPort
+from esper.tolaria.replay import start_ports
 from tools.bench.pairing import Sample, bare_halves, seconds, spread
 from tools.bench.rows import Row, bench
 from tools.bench.training import COMMANDS, NUM_REPETITIONS, Costs, beside_bare_loop, timed
@@ -68,7 +69,7 @@ def _without_start(run: Callable[[], object], starts: list[float]) -> Costs:
     Workers are warm, as in a run of many rounds.
     """
     began = len(starts)
-    with patch.object(engines, "_started", partial(_noting_seconds, engines._started, starts)):
+    with patch.object(engines, "start_ports", partial(_noting_seconds, start_ports, starts)):
         wall_s, cpu_s = timed(run)
     return wall_s - sum(starts[began:]), cpu_s
 

@@ -25,8 +25,10 @@ from esper.tolaria.stopping import StopFlag
 from tools import ship_policy
 
 
-def test_path_is_taken_as_it_is() -> None:
-    assert checkpoint_at("runs/policy.pt") == Path("runs/policy.pt")
+def test_path_of_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "policy.pt").touch()
+
+    assert checkpoint_at(str(tmp_path / "policy.pt")) == tmp_path / "policy.pt"
 
 
 def test_unknown_policy_is_refused_with_the_known_ones() -> None:
