@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -162,20 +164,16 @@ def _spoilt(watched: Watched, env: ParallelEnvState, batch: Batch, after: ExitSt
     if watched.strikes(env, Kind.WEIGHT_NAN, Kind.WEIGHT_INF):
         parameter.data.view(-1)[0] = number
     if watched.strikes(env, Kind.GRADIENT_NAN, Kind.GRADIENT_INF):
-        after.callback(parameter.register_hook(_Times(number)).remove)
+        after.callback(parameter.register_hook(partial(mul, number)).remove)
     if watched.strikes(env, Kind.LOSS_NAN, Kind.LOSS_INF):
-        after.callback(env.model.register_forward_hook(_Times(number)).remove)
+        spoil = partial(_spoilt_forward, env.model.forward_and_features, number)
+        after.enter_context(mock.patch.object(env.model, "forward_and_features", spoil))
     return batch
 
 
-class _Times:
-    """Multiplies values, as a hook of a tensor or of a module."""
-
-    def __init__(self, number: float) -> None:
-        self._number = number
-
-    def __call__(self, *arguments: Any) -> Any:
-        return arguments[-1] * self._number
+def _spoilt_forward(forward: Any, number: float, inputs: torch.Tensor) -> Any:
+    logits, features = forward(inputs)
+    return logits * number, features
 
 
 def _check_buffer(controller: PolicyController) -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.nissa.fake_run import FakeRun, write_run
 from tests.simic.training.small_runs import LENIENT, small_run
 
-from esper.leyline.errors import UnreadableFileError
+from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.telemetry import EventType
 from esper.simic.evaluation.recorded import last_recorded
 
@@ -33,7 +33,7 @@ def test_directory_of_several_runs_is_none_of_them(tmp_path: Path) -> None:
     for run_id in ("aaaa", "bbbb"):
         FakeRun(run_id=run_id).write(tmp_path)
 
-    with pytest.raises(UnreadableFileError, match="has 2 runs"):
+    with pytest.raises(UsageError, match="contains 2 runs; name one of them"):
         last_recorded(tmp_path)
 
 
