@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.builders.fingerprints import fingerprint
 
 import esper
 from esper.nissa.analysis.validation import validate_run
@@ -56,6 +57,54 @@ def test_documented_network_grows_and_is_loaded_again(
     assert network(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     network.train()(torch.zeros(2, 1, 8, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+@pytest.fixture(scope="module")
+def installed(directory: Path) -> dict[str, str]:
+    """Return the environment of a machine where the documented task is installed."""
+    package = directory / "site"
+    metadata = package / "my_network-1.dist-info"
+    metadata.mkdir(parents=True)
+    text = (directory / "my_network.py").read_text(encoding="utf-8")
+    register = 'register_task(TASK, load=lambda spec, request: load_dataset("digits", request))'
+    assert register in text
+    text += f"\n\ndef register() -> None:\n    {register}\n"
+    (package / "my_network.py").write_text(text, encoding="utf-8")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-network\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[esper.tasks]\nmy_resnet = my_network:register\n")
+    return {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+
+
+def train(directory: Path, environment: dict[str, str], *arguments: str) -> str:
+    """Run esper-train; return its standard output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "esper.scripts.train", *arguments],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_network_runs_in_worker_processes_is_resumed_and_evaluated(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    settings = ("--task", "my_resnet", "--envs", "2", "--episode-length", "4", "--rounds", "1")
+    prints = []
+    for engine in ("threads", "processes"):
+        workers = ("--engine", engine, "--workers", "2", "--quiet", "--telemetry-dir", engine)
+        train(tmp_path, installed, "ppo", *settings, *workers)
+        train(tmp_path, installed, "ppo", "--resume", "latest", "--rounds", "2", *workers)
+        (run_dir,) = (tmp_path / engine).iterdir()
+        prints.append(fingerprint(run_dir))
+
+    assert prints[0] == prints[1]
+    evaluated = ("eval", "--checkpoint", str(run_dir), "--seeds", "5", "--json")
+    assert json.loads(train(tmp_path, installed, *evaluated))
 
 
 def test_network_that_cannot_be_cut_leaves_nothing_behind(directory: Path) -> None:
