@@ -22,7 +22,7 @@ run: setup  ## Train a policy on the digits that ship with Esper, for a few minu
 	$(BIN)/esper-train ppo --serve
 
 test: setup  ## Every test; those of one file share what it has set up.
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 check: setup  ## Style, types and the project's conventions.
 	$(BIN)/ruff check .

@@ -44,6 +44,16 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+WHOLE_RUNS = ("integration", "reliability", "tools", "test_baselines.py", "test_docs.py")
+"""Parts of `tests` that take longest: their tests execute commands."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests, so that no worker is left alone with one at the end."""
+    root = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(root).parts[0] not in WHOLE_RUNS)
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """Run async tests on asyncio, which Esper runs on, and on nothing else."""
