@@ -246,6 +246,7 @@ ALLOWED: dict[str, str] = {
     "esper.host": LIBRARY,
     "esper.load_grown": LIBRARY,
     "esper.kasmina.hosts.staged._Tracer.is_leaf_module": CALLED,
+    "esper.kasmina.hosts.staged._Tracer.getattr": CALLED,
     "esper.scripts.cli.CommandParser.parse_known_args": CALLED,
     "esper.scripts.commands.telemetry": COMMAND,
     "esper.scripts.commands.train": COMMAND,

@@ -1,6 +1,7 @@
 """Networks of the user's own as hosts: cut exactly, or refused in one sentence."""
 
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from tests.kasmina.tools import generator, normal, unchanged_global_rng
 from torch import Tensor, nn
 from torch.nn import functional
 
-from esper.kasmina.hosts import build_host, make_host
+from esper.kasmina.hosts import build_host, make_host, staged
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.errors import UsageError
@@ -176,3 +177,30 @@ def test_factory_that_cannot_be_imported_is_refused(factory: str) -> None:
         UsageError, match=r"cannot be imported and called as package.module:function"
     ):
         build_host(spec, generator())
+
+
+class RunsAnother(nn.Module):
+    """While it is traced, another thread uses a network of its own, as control does."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+        self.outputs: list[Tensor] = []
+        self._other = [other]  # in a list, so that it is no submodule
+
+    def forward(self, x: Tensor) -> Tensor:
+        thread = Thread(target=lambda: self.outputs.append(self._other[0](torch.ones(1, 3))))
+        thread.start()
+        thread.join()
+        return self.head(self.first(x).mean(dim=(2, 3)))
+
+
+def test_other_threads_run_their_modules_while_one_is_cut() -> None:
+    other = nn.Linear(3, 2)
+    model = RunsAnother(other)
+
+    staged._traced(model, ["first"])
+
+    (output,) = model.outputs
+    assert torch.equal(output, other(torch.ones(1, 3)))

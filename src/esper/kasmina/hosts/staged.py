@@ -1,8 +1,9 @@
 """A host made of any module that can be cut behind some of its submodules."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Final
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,6 +25,10 @@ DRAWING_FUNCTIONS: Final = (
     nn.functional.alpha_dropout,
     nn.functional.feature_alpha_dropout,
 )
+
+
+_TRACING: Final = threading.Lock()
+"""Held by a trace: it replaces `nn.Module.__call__` and puts back what it found."""
 
 
 class StagedHost(SegmentedHost):
@@ -91,9 +96,32 @@ def _seed_dropout(model: nn.Module) -> None:
 
 
 class _Tracer(fx.Tracer):
+    """Traces a module without noticing those that other threads run meanwhile.
+
+    fx replaces the call and the attributes of all modules of the process while it traces, and a
+    lane may build a host while the policy runs on the control thread.
+    """
+
     def __init__(self, leaves: Sequence[str]) -> None:
         super().__init__()
         self._leaves = frozenset(leaves)
+        self._thread = threading.get_ident()
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if module_qualified_name in self._leaves or isinstance(m, SeededDropout):
@@ -103,7 +131,8 @@ class _Tracer(fx.Tracer):
 
 def _traced(model: nn.Module, after: Sequence[str]) -> fx.Graph:
     try:
-        graph = _Tracer(after).trace(model)
+        with _TRACING:
+            graph = _Tracer(after).trace(model)
     except Exception as error:  # tracing runs the model's own code
         raise UsageError(f"the model cannot be cut into stages: {error}") from error
     for node in graph.nodes:
