@@ -131,7 +131,7 @@ def test_what_is_not_a_question_about_the_run_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("sql", "hint"),
     [
-        ("SELECT accurcy FROM rounds", 'Candidate bindings: "mean_accuracy_pct"'),
+        ("SELECT accurcy FROM rounds", 'mean_accuracy_pct"'),
         ("SELECT * FROM round", 'Did you mean "rounds"?'),
     ],
 )
