@@ -27,7 +27,9 @@ def keep_from_broken_tiles() -> None:
     """
     processor = Path("/proc/cpuinfo")
     is_announced = processor.exists() and "amx_tile" in processor.read_text()
-    if is_announced and ISA_LIMIT not in os.environ:
+    # The workers of pytest-xdist inherit the limit from the process that started them.
+    is_decided = ISA_LIMIT in os.environ or "PYTEST_XDIST_WORKER" in os.environ
+    if is_announced and not is_decided:
         child = subprocess.run([sys.executable, "-c", HALF_PRECISION], stderr=subprocess.DEVNULL)
         if child.returncode != 0:
             os.environ[ISA_LIMIT] = "AVX512_CORE_FP16"
@@ -35,6 +37,10 @@ def keep_from_broken_tiles() -> None:
 
 # Before anything imports torch, which reads it once.
 keep_from_broken_tiles()
+
+# Otherwise each of the many processes that tests start would compile all of Esper again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell lets its background jobs ignore SIGINT, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,9 +37,14 @@ class SourceModule:
         """Return the number of lines."""
         return len(self.text.splitlines())
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Return every node of the tree; walking it takes longer than most measures."""
+        return tuple(ast.walk(self.tree))
+
     def imported_names(self) -> Iterator[tuple[int, str]]:
         """Yield line and dotted name of everything imported, at any depth."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((node.lineno, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -48,7 +53,7 @@ class SourceModule:
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
         """Yield every function, at any depth."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node
 

@@ -2,11 +2,8 @@
 
 import ast
 
-import pytest
 from tools.measure_house import MAX_FUNCTION_LINES, MAX_MODULE_LINES, function_sizes
-from tools.source_modules import SourceModule, source_modules
-
-modules = pytest.mark.parametrize("module", source_modules(), ids=lambda module: module.name)
+from tools.source_modules import source_modules
 
 
 def is_decorator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -19,45 +16,44 @@ def is_decorator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     )
 
 
-@modules
-def test_functions_are_at_most_sixty_lines(module: SourceModule) -> None:
-    sizes = function_sizes([module])
+def test_functions_are_at_most_sixty_lines() -> None:
+    sizes = function_sizes(source_modules())
     assert {place: size for place, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
 
 
-@modules
-def test_modules_are_at_most_eight_hundred_lines(module: SourceModule) -> None:
-    assert module.num_lines <= MAX_MODULE_LINES
+def test_modules_are_at_most_eight_hundred_lines() -> None:
+    sizes = {module.name: module.num_lines for module in source_modules()}
+    assert {name: size for name, size in sizes.items() if size > MAX_MODULE_LINES} == {}
 
 
-@modules
-def test_no_function_is_nested_but_a_decorators_wrapper(module: SourceModule) -> None:
-    for function in module.functions():
-        nested = [
-            inner.name
-            for inner in ast.walk(function)
-            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and inner is not function
-        ]
-        assert not nested or is_decorator(function), f"{module.path}: {function.name} > {nested}"
-
-
-@modules
-def test_lambdas_stand_only_behind_key_and_default_factory(module: SourceModule) -> None:
-    allowed = {
-        keyword.value
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.keyword)
-        for keyword in [node]
-        if keyword.arg in {"key", "default_factory"}
-    }
-    stray = [
-        node.lineno
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Lambda) and node not in allowed
+def test_no_function_is_nested_but_a_decorators_wrapper() -> None:
+    nested = [
+        f"{module.path}: {function.name} > {inner.name}"
+        for module in source_modules()
+        for function in module.functions()
+        for inner in ast.walk(function)
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and inner is not function
+        if not is_decorator(function)
     ]
-    assert stray == [], f"{module.path}: lambdas at lines {stray}"
+    assert nested == []
 
 
-@modules
-def test_every_module_says_what_it_owns(module: SourceModule) -> None:
-    assert ast.get_docstring(module.tree), f"{module.path} has no docstring"
+def test_lambdas_stand_only_behind_key_and_default_factory() -> None:
+    stray = []
+    for module in source_modules():
+        allowed = {
+            node.value
+            for node in module.nodes
+            if isinstance(node, ast.keyword) and node.arg in {"key", "default_factory"}
+        }
+        stray += [
+            f"{module.path}:{node.lineno}"
+            for node in module.nodes
+            if isinstance(node, ast.Lambda) and node not in allowed
+        ]
+    assert stray == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = [module.path for module in source_modules() if not ast.get_docstring(module.tree)]
+    assert silent == []
