@@ -1,7 +1,6 @@
 """A made-up run that obeys every count, identity and order rule, out of real payload structs."""
 
 import math
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from random import Random
 
 import msgspec
 from tests.builders.messages import topology_slot
+from tests.nissa.making import write_blocks
 
 from esper.leyline import payloads
 from esper.leyline.config import Job, TrainingConfig
@@ -24,6 +24,7 @@ from esper.leyline.telemetry import (
     build_event,
     encode_event,
 )
+from esper.nissa.storage.blocks import Block
 
 HEADS = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
 OPS = ("WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE")
@@ -100,21 +101,16 @@ def write_run(directory: Path, lines: Iterable[bytes], manifest: RunManifest | N
 
 
 def write_log(path: Path, lines: Iterable[bytes], *, block_lines: int = 256) -> None:
-    """Write lines and, beside them, the CRC file: one row per block."""
-    offset = first_seq = 0
-    block: list[bytes] = []
-    rows: list[str] = []
-    with path.open("wb") as log:
-        for line in (*lines, None):
-            if line is not None:
-                block.append(line + b"\n")
-            if block and (line is None or len(block) == block_lines):
-                data = b"".join(block)
-                log.write(data)
-                end, last_seq = offset + len(data), first_seq + len(block) - 1
-                rows.append(f"{offset} {end} {first_seq} {last_seq} {zlib.crc32(data):08x}\n")
-                offset, first_seq, block = end, last_seq + 1, []
-    path.with_suffix(".crc").write_text("".join(rows), encoding="ascii")
+    """Write lines and, beside them, the checksum file: one row per block."""
+    every = [line + b"\n" for line in lines]
+    parts = [every[first : first + block_lines] for first in range(0, len(every), block_lines)]
+    write_blocks(
+        path,
+        (
+            Block(number * block_lines, len(part), b"".join(part))
+            for number, part in enumerate(parts)
+        ),
+    )
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from esper.leyline.payloads import CheckpointLoaded, EpochCompleted, ObservationStats, SeedPruned
@@ -14,7 +14,8 @@ from esper.leyline.telemetry import (
     decode_event,
     encode_event,
 )
-from esper.nissa.storage.blocks import Block
+from esper.nissa.storage.block_facts import parse_facts
+from esper.nissa.storage.blocks import Block, CommitRecord, checksum_path
 from esper.nissa.storage.files import FileSystem
 from esper.nissa.storage.journal import apply_cut, claim_run, plan_cut
 
@@ -82,6 +83,22 @@ def block(first_seq: int, num_events: int) -> Block:
     """Make a block of consecutive events."""
     lines = [line(seq) for seq in range(first_seq, first_seq + num_events)]
     return Block(first_seq, num_events, b"".join(lines))
+
+
+def records_of(blocks: Iterable[Block]) -> Iterator[CommitRecord]:
+    """Yield the records of a log's blocks as the journal writes them."""
+    start = 0
+    for item in blocks:
+        record = CommitRecord.of(item, start, parse_facts(item))
+        yield record
+        start = record.end
+
+
+def write_blocks(log: Path, blocks: Iterable[Block]) -> None:
+    """Write blocks as a log with its checksum file."""
+    blocks = list(blocks)
+    log.write_bytes(b"".join(item.data for item in blocks))
+    checksum_path(log).write_bytes(b"".join(record.line() for record in records_of(blocks)))
 
 
 def read_events(path: Path) -> list[Event]:

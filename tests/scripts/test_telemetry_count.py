@@ -116,3 +116,49 @@ def test_small_count_loads_nothing_heavy(tmp_path: Path) -> None:
     heavy = {"torch", "numpy", "rich", "duckdb", "starlette", "websockets", "anyio", "asyncio"}
     # A table of events that msgspec can count needs no other reader or writer of JSON.
     assert loaded.isdisjoint({*heavy, "orjson", "esper.leyline.untyped_json"})
+
+
+@pytest.mark.parametrize("by", ["type", "env", "severity", "kind"])
+def test_trusted_counts_are_those_of_the_log(
+    by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FakeRun().write(tmp_path)
+    reports = []
+    for flags in ([], ["--trust"]):
+        assert main(["count", "--json", "--by", by, str(run), *flags]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+
+    assert [report.pop("is_verified") for report in reports] == [True, False]
+    assert reports[0] == reports[1]
+
+
+def test_trusted_counts_are_read_from_the_checksum_file_alone_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FakeRun().write(tmp_path)
+    log = run / "events.jsonl"
+    log.write_bytes(bytes(log.stat().st_size))
+
+    assert main(["count", "--trust", str(run)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1] == f"{NUM_EVENTS} events, as events.crc states; not verified"
+    assert main(["count", str(run)]) == 2
+
+
+def test_trust_is_refused_where_there_is_nothing_to_trust(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FakeRun().write(tmp_path)
+    assert main(["count", "--trust", "--by", "round", str(run)]) == 2
+    assert "no counts by round" in capsys.readouterr().err
+    with (run / "events.jsonl").open("ab") as log:
+        log.write(b"{}\n")
+    assert main(["count", "--trust", str(run)]) == 2
+    assert "the run is still going, was killed, or is damaged" in capsys.readouterr().err
+    checksums = run / "events.crc"
+    checksums.write_text(" ".join(checksums.read_text().split()[:5]) + "\n")
+    assert main(["count", "--trust", str(run)]) == 2
+    assert "Esper 0.1 wrote none" in capsys.readouterr().err
+    checksums.unlink()
+    assert main(["count", "--trust", str(run)]) == 2
+    assert "has no checksum file" in capsys.readouterr().err

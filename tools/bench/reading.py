@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from tests.nissa.fake_run import FakeRun
 
 from esper.nissa.bus.writer import MAX_BLOCK_EVENTS
 from esper.nissa.reading.lines import LOG_NAME
+from esper.nissa.storage.block_facts import parse_facts
 from esper.nissa.storage.blocks import Block, CommitRecord, checksum_path
 from tools.bench.pairing import Sample
 from tools.bench.rows import Row, bench
@@ -93,19 +95,15 @@ def _write_run(folder: Path, num_bytes: int) -> tuple[Path, Path]:
 
     Gives the log beside its checksums, and the same file under a name that has none.
     """
-    lines = [line + b"\n" for line in _SHAPE.lines()]
-    blocks = [
-        lines[start : start + MAX_BLOCK_EVENTS] for start in range(0, len(lines), MAX_BLOCK_EVENTS)
-    ]
-    log, alone, seq = folder / LOG_NAME, folder / "alone.jsonl", 0
+    lines = cycle([line + b"\n" for line in _SHAPE.lines()])
+    log, alone = folder / LOG_NAME, folder / "alone.jsonl"
     with log.open("wb") as stream, checksum_path(log).open("wb") as checksums:
-        while stream.tell() < num_bytes:
-            for block in blocks:
-                data = b"".join(block)
-                record = CommitRecord.of(Block(seq, len(block), data), stream.tell())
-                stream.write(data)
-                checksums.write(record.line())
-                seq += len(block)
+        for seq in count(0, MAX_BLOCK_EVENTS):
+            block = Block(seq, MAX_BLOCK_EVENTS, b"".join(islice(lines, MAX_BLOCK_EVENTS)))
+            checksums.write(CommitRecord.of(block, stream.tell(), parse_facts(block)).line())
+            stream.write(block.data)
+            if stream.tell() >= num_bytes:
+                break
     alone.hardlink_to(log)
     return log, alone
 

@@ -97,6 +97,11 @@ def _add_count(commands: "Subparsers") -> None:
     count.add_argument(
         "--baseline", type=Path, metavar="FILE", help="compare with a baseline (default: none)"
     )
+    count.add_argument(
+        "--trust",
+        action="store_true",
+        help="print the counts that events.crc states, without reading or verifying the log",
+    )
     count.set_defaults(command=_count)
 
 

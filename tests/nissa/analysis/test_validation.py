@@ -3,14 +3,18 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.nissa.analysis.test_run_profile import index_of
 from tests.nissa.fake_run import FakeRun, write_log, write_run
 
 from esper.leyline.errors import UnreadableFileError
 from esper.nissa.analysis.validation import Validation, validate_run
+from esper.nissa.storage.blocks import checksum_path, read_records
 from esper.nissa.storage.files import FileSystem
 from esper.nissa.storage.journal import open_journal
+
+SHIFTED_DIGITS = str.maketrans("0123456789", "1234567890")
 
 
 def kinds(validation: Validation) -> set[str]:
@@ -73,13 +77,37 @@ def test_last_block_with_a_wrong_number_of_events_is_reported_and_not_opened(
 ) -> None:
     run = FakeRun().write(tmp_path)
     *rows, last = (run / "events.crc").read_text().splitlines(keepends=True)
-    start, end, first_seq, last_seq, crc = last.split(" ")
-    wrong = f"{start} {end} {first_seq} {int(last_seq) + 1} {crc}"
+    start, end, first_seq, last_seq, crc = last.split(" ")[:5]
+    wrong = f"{start} {end} {first_seq} {int(last_seq) + 1} {crc}\n"
     (run / "events.crc").write_text("".join((*rows, wrong)))
 
     assert kinds(validate_run(run)) == {"crc"}
     with pytest.raises(UnreadableFileError, match="is damaged"):
         open_journal(run / "events.jsonl", files=FileSystem(), has_checksums=True)
+
+
+@pytest.mark.parametrize("name", ["types", "envs", "severities"])
+def test_wrong_counts_beside_an_intact_block_are_reported(name: str, tmp_path: Path) -> None:
+    log = FakeRun().write(tmp_path) / "events.jsonl"
+    first, *others = read_records(checksum_path(log), log.stat().st_size)
+    assert first.facts is not None
+    text = getattr(first.facts, name)
+    facts = msgspec.structs.replace(first.facts, **{name: text.translate(SHIFTED_DIGITS)})
+    records = [msgspec.structs.replace(first, facts=facts), *others]
+    checksum_path(log).write_bytes(b"".join(record.line() for record in records))
+
+    assert validate_run(log.parent).num_findings == {"crc": 1}
+
+
+def test_damaged_block_says_nothing_about_those_behind_it(tmp_path: Path) -> None:
+    run = FakeRun().write(tmp_path)
+    write_log(run / "events.jsonl", FakeRun().lines(), block_lines=10)
+    data = bytearray((run / "events.jsonl").read_bytes())
+    data[-100] ^= 1
+    data[data.index(b'"ts":') + 6] ^= 1
+    (run / "events.jsonl").write_bytes(data)
+
+    assert validate_run(run).num_findings["crc"] == 2
 
 
 def test_torn_last_row_of_the_crc_file_leaves_a_tail_uncovered(tmp_path: Path) -> None:

@@ -1,21 +1,22 @@
 """What checksums vouch for is counted as a parser would count it, and nothing else is."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nissa.fake_run import FakeRun
-from tests.nissa.making import block, pruned
+from tests.nissa.making import block, pruned, write_blocks
 
 from esper.nissa.analysis import counting
 from esper.nissa.analysis.counting import CountBy, CountTask, Tally, count_logs, count_part
+from esper.nissa.analysis.validation import validate_log
 from esper.nissa.bus.hub import TelemetryHub
 from esper.nissa.reading import checksummed_blocks
-from esper.nissa.reading.checksummed_blocks import vouched_blocks
+from esper.nissa.reading.checksummed_blocks import log_parts
 from esper.nissa.reading.lines import LOG_NAME
-from esper.nissa.storage.blocks import Block, CommitRecord, checksum_path
+from esper.nissa.storage.blocks import Block, CommitRecord, checksum_path, read_records
 
 
 @pytest.fixture(autouse=True)
@@ -24,33 +25,23 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksummed_blocks, "MIN_LOG_PER_CHECKSUM", 0)
 
 
-def write_blocks(folder: Path, blocks: Iterator[Block]) -> Path:
-    """Write a log and its checksums."""
-    data, rows = b"", b""
-    for item in blocks:
-        rows += CommitRecord.of(item, len(data)).line()
-        data += item.data
-    log = folder / LOG_NAME
-    log.write_bytes(data)
-    checksum_path(log).write_bytes(rows)
-    return log
-
-
 def sample_log(folder: Path) -> Path:
     """Write a log of five blocks of three events."""
-    return write_blocks(folder, (block(seq, 3) for seq in range(0, 15, 3)))
+    log = folder / LOG_NAME
+    write_blocks(log, (block(seq, 3) for seq in range(0, 15, 3)))
+    return log
 
 
 def num_vouched(log: Path, start: int = 0, end: int | None = None) -> int:
     """Count the events that checksums vouch for."""
-    return sum(len(item.types) for item in vouched_blocks(log, start, end))
+    return sum(part.num_events for part in log_parts(log, start, end))
 
 
-def parsed(log: Path) -> Tally:
+def parsed(log: Path, by: CountBy = CountBy.TYPE) -> Tally:
     """Count the same bytes where no checksum vouches for them."""
     alone = log.with_name("alone.jsonl")
     alone.write_bytes(log.read_bytes())
-    return count_part(CountTask(path=str(alone)))
+    return count_part(CountTask(path=str(alone), by=by))
 
 
 def test_log_of_a_hub_is_vouched_for_and_counted_like_any_other(tmp_path: Path) -> None:
@@ -60,6 +51,37 @@ def test_log_of_a_hub_is_vouched_for_and_counted_like_any_other(tmp_path: Path) 
     log = tmp_path / LOG_NAME
 
     assert num_vouched(log) == 20
+    assert count_part(CountTask(path=str(log))) == parsed(log)
+
+
+@pytest.mark.parametrize("by", CountBy)
+def test_counts_beside_a_block_are_those_of_its_lines(by: CountBy, tmp_path: Path) -> None:
+    log = FakeRun().write(tmp_path) / LOG_NAME
+
+    tally = count_part(CountTask(path=str(log), by=by))
+
+    assert tally == parsed(log, by)
+    assert len(tally.counts) > 1
+
+
+def test_intact_block_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = sample_log(tmp_path)
+    monkeypatch.setattr(counting, "_decode_heads", None)
+
+    for by in (CountBy.TYPE, CountBy.ENV, CountBy.SEVERITY, CountBy.KIND):
+        assert count_part(CountTask(path=str(log), by=by)).num_events == 15
+
+
+def test_only_the_damaged_block_is_parsed(tmp_path: Path) -> None:
+    log = sample_log(tmp_path)
+    start, end = len(block(0, 3).data), len(block(0, 6).data)
+    data = bytearray(log.read_bytes())
+    data[start + 3] ^= 1
+    log.write_bytes(data)
+
+    parts = [part[:3] for part in log_parts(log, 0, None) if part.facts is None]
+
+    assert parts == [(start, end, 0), (len(data), None, 0)]
     assert count_part(CountTask(path=str(log))) == parsed(log)
 
 
@@ -101,15 +123,38 @@ def test_line_that_lost_its_end_takes_the_next_block_with_it(tmp_path: Path) -> 
     assert (tally.counts, tally.num_bad) == ({"SEED_PRUNED": 13}, 1)
 
 
-def test_block_vouches_for_bytes_and_not_for_what_they_mean(tmp_path: Path) -> None:
-    odd = [
-        b'{"seq":0,"event_type":"A"}\n',
-        b'{"event_type":"a"}\n',
-        b'{"event_type":"A"}\n{"event_type":"B"}\n',
-        b'{"event_type":"A"',
-    ]
-    for data in odd:
-        assert num_vouched(write_blocks(tmp_path, iter([Block(0, 1, data)]))) == 0
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"event_type":"A"}\n',
+        b'{"event_type":1,"env_id":null,"severity":"info"}\n',
+        b'{"event_type":"A","env_id":null,"severity":"info"}\n\n',
+        b"[]\n",
+    ],
+)
+def test_lines_that_are_no_events_have_no_counts(data: bytes, tmp_path: Path) -> None:
+    log = tmp_path / LOG_NAME
+    write_blocks(log, [Block(0, data.count(b"\n"), data)])
+
+    assert num_vouched(log) == 0
+
+
+def test_log_of_a_release_without_counts_is_parsed(tmp_path: Path) -> None:
+    log = sample_log(tmp_path)
+    bare = [record.line() for record in map(without_facts, log_records(log))]
+    checksum_path(log).write_bytes(b"".join(bare))
+
+    assert num_vouched(log) == 0
+    assert count_part(CountTask(path=str(log))) == parsed(log)
+    assert validate_log(log).num_blocks == 5
+
+
+def log_records(log: Path) -> list[CommitRecord]:
+    return read_records(checksum_path(log), log.stat().st_size)
+
+
+def without_facts(record: CommitRecord) -> CommitRecord:
+    return msgspec.structs.replace(record, facts=None)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.99])
@@ -129,7 +174,7 @@ def test_part_begins_with_a_block_only_where_a_line_does(tmp_path: Path) -> None
     second = len(block(0, 3).data)
     assert checksummed_blocks.block_start_after(log, 1) == second
     assert num_vouched(log, second) == 12
-    assert num_vouched(log, second + 1) == 0
+    assert num_vouched(log, second + 1) == 9  # from the next block that begins behind it
     assert num_vouched(log, 0, second) == 3
 
     data = bytearray(log.read_bytes())
@@ -149,19 +194,6 @@ def test_many_small_blocks_are_parsed_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = sample_log(tmp_path)
-    monkeypatch.setattr(checksummed_blocks, "MIN_LOG_PER_CHECKSUM", 500)
+    monkeypatch.setattr(checksummed_blocks, "MIN_LOG_PER_CHECKSUM", 50)
 
     assert num_vouched(log) == 0
-
-
-def test_other_keys_than_the_type_are_parsed(tmp_path: Path) -> None:
-    log = tmp_path / LOG_NAME
-    lines = list(FakeRun().lines())
-    whole = Block(0, len(lines), b"".join(line + b"\n" for line in lines))
-    write_blocks(tmp_path, iter([whole]))
-
-    by_env = count_part(CountTask(path=str(log), by=CountBy.ENV))
-
-    assert num_vouched(log) == len(lines)
-    assert by_env.num_events == len(lines)
-    assert "SEED_PRUNED" not in by_env.counts

@@ -1,11 +1,13 @@
 """Recovery after a crash: which part of a log is covered, whole, or torn."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.nissa import making
 from tests.nissa.making import line
 
 from esper.leyline.errors import UnreadableFileError
@@ -26,13 +28,15 @@ def write(directory: Path, data: bytes, *block_sizes: int) -> Path:
     return path
 
 
-def records_of(*block_sizes: int, first_seq: int = 0) -> list[CommitRecord]:
-    records, seq = list[CommitRecord](), first_seq
-    for size in block_sizes:
-        block = Block(seq, size, b"".join(LINES[seq : seq + size]))
-        records.append(CommitRecord.of(block, sum(map(len, LINES[:seq]))))
-        seq += size
-    return records
+def records_of(*block_sizes: int) -> list[CommitRecord]:
+    return list(making.records_of(blocks_of(*block_sizes)))
+
+
+def blocks_of(*sizes: int) -> Iterator[Block]:
+    first_seq = 0
+    for size in sizes:
+        yield Block(first_seq, size, b"".join(LINES[first_seq : first_seq + size]))
+        first_seq += size
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def test_events_after_the_last_record_are_uncovered(
     found = recover_log(write(tmp_path, DATA, 2, 1))
 
     assert found.records == records_of(2, 1)
-    assert found.uncovered == records_of(*sizes, first_seq=3)
+    assert found.uncovered == records_of(2, 1, *sizes)[2:]
     assert (found.next_seq, found.whole_end, found.num_bytes) == (6, len(DATA), len(DATA))
 
 

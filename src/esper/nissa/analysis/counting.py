@@ -2,23 +2,23 @@
 
 Every counted line is guaranteed to be one JSON object in UTF-8 whose top-level `event_type` is a
 string. To detect damaged lines, every byte is either parsed or verified against the checksums that
-the journal wrote (`nissa/reading/checksummed_blocks.py`). Large uncompressed files are split at a
-line end and counted in two processes. Python's NaN and Infinity tokens, which are not JSON but
-common in foreign logs, are accepted.
+the journal wrote together with counts (`nissa/reading/checksummed_blocks.py`). Large uncompressed
+files are split at a line end and counted in two processes. Python's NaN and Infinity tokens, which
+are not JSON but common in foreign logs, are accepted.
 """
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from esper.leyline.errors import UnreadableFileError
-from esper.nissa.reading.checksummed_blocks import block_start_after, vouched_blocks
+from esper.nissa.reading.checksummed_blocks import LogPart, block_start_after, log_parts
 from esper.nissa.reading.lines import (
     CHUNK_BYTES,
     STDIN,
@@ -26,8 +26,19 @@ from esper.nissa.reading.lines import (
     read_chunks,
     split_lines,
 )
+from esper.nissa.storage.blocks import NO_ENV, BlockFacts
 
-__all__ = ["BadLine", "CountBy", "CountTask", "Tally", "count_logs", "count_part", "merge_tallies"]
+__all__ = [
+    "FACTS_BY",
+    "BadLine",
+    "CountBy",
+    "CountTask",
+    "Tally",
+    "add_up",
+    "count_logs",
+    "count_part",
+    "merge_tallies",
+]
 
 NUM_SHOWN_BAD_LINES: Final = 5
 PARALLEL_BYTES: Final = 64 << 20
@@ -113,7 +124,7 @@ class _WithKind(msgspec.Struct, gc=False):
     data: _KindData | None = None
 
 
-NONE_LABEL: Final = "-"
+NONE_LABEL: Final = NO_ENV
 """Label for events that do not have the key."""
 
 _Keys: TypeAlias = Callable[[Iterable[Any]], list[str]]
@@ -159,6 +170,13 @@ _WAYS: Final[dict[CountBy, tuple[type[msgspec.Struct], _Keys]]] = {
     CountBy.SEVERITY: (_WithSeverity, _severity_keys),
     CountBy.KIND: (_WithKind, _kind_keys),
 }
+FACTS_BY: Final[Mapping[CountBy, Callable[[BlockFacts], str]]] = {
+    CountBy.TYPE: attrgetter("types"),
+    CountBy.KIND: attrgetter("types"),
+    CountBy.ENV: attrgetter("envs"),
+    CountBy.SEVERITY: attrgetter("severities"),
+}
+"""Where a block's facts have the counts by a key; other keys need every line."""
 
 _FIRST: Final = itemgetter(0)
 _LAST: Final = itemgetter(-1)
@@ -220,24 +238,32 @@ def merge_tallies(parts: Iterable[Tally]) -> Tally:
 def count_part(task: CountTask) -> Tally:
     """Count one part of a log in this process."""
     counts: Counter[str] = Counter()
+    pairs: Counter[str] = Counter()
     tally = Tally()
-    parsed_from = _count_vouched(task, counts, tally)
-    _count_parsed(msgspec.structs.replace(task, start=parsed_from), counts, tally)
+    facts_of = FACTS_BY.get(task.by)
+    for part in log_parts(Path(task.path), task.start, task.end) if facts_of else [_whole(task)]:
+        if part.facts is None or facts_of is None:
+            part_task = msgspec.structs.replace(task, start=part.start, end=part.end)
+            _count_parsed(part_task, counts, tally)
+        else:
+            pairs.update(facts_of(part.facts).split(","))
+            tally.num_lines += part.num_events
+    counts.update(add_up(pairs))
     tally.counts = dict(counts)
     return tally
 
 
-def _count_vouched(task: CountTask, counts: Counter[str], tally: Tally) -> int:
-    """Count the blocks that match their checksums; return the offset where parsing must start."""
-    offset, path = task.start, Path(task.path)
-    if task.by is CountBy.TYPE and path.is_file():
-        raw_counts: Counter[bytes] = Counter()
-        for block in vouched_blocks(path, task.start, task.end):
-            raw_counts.update(block.types)
-            offset = block.end
-        counts.update({raw_type.decode(): number for raw_type, number in raw_counts.items()})
-        tally.num_lines += raw_counts.total()
-    return offset
+def _whole(task: CountTask) -> LogPart:
+    return LogPart(task.start, task.end, 0, None)
+
+
+def add_up(pairs: Mapping[str, int]) -> Counter[str]:
+    """Add up counts as the checksum file has them; `pairs` says how often each occurs."""
+    counts: Counter[str] = Counter()
+    for pair, times in pairs.items():
+        name, _, number = pair.rpartition(":")
+        counts[name] += int(number) * times
+    return counts
 
 
 def _count_parsed(task: CountTask, counts: Counter[str], tally: Tally) -> None:

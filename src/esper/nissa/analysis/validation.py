@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
@@ -14,8 +14,10 @@ from esper.nissa.analysis.run_profile import ScanTask, scan_log
 from esper.nissa.reading.foreign import foreign_event
 from esper.nissa.reading.lines import is_compressed, read_chunks, split_lines
 from esper.nissa.reading.run_lookup import find_log, run_directory_of
+from esper.nissa.storage.block_facts import parse_facts
 from esper.nissa.storage.blocks import (
     MAX_RECORD_BYTES,
+    Block,
     CommitRecord,
     checksum_path,
     parse_commit_record,
@@ -116,6 +118,9 @@ def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck
             if not block.matches(stream):
                 message = f"bytes {block.start} to {block.end} of {log.name} do not match"
                 findings.add(crc_path, number, "crc", message)
+            elif not _is_described(stream, block):
+                message = f"says other than what bytes {block.start} to {block.end} contain"
+                findings.add(crc_path, number, "crc", message)
             else:
                 num_matching += 1
             expected_start, expected_seq = block.end, block.last_seq + 1
@@ -124,13 +129,22 @@ def _check_blocks(log: Path, crc_path: Path, findings: _Findings) -> _BlockCheck
     return _BlockCheck(num_matching, max(size - expected_start, 0))
 
 
+def _is_described(stream: BinaryIO, record: CommitRecord) -> bool:
+    """Compare what the checksum file says about an intact block with its lines."""
+    if record.facts is None:
+        return True
+    stream.seek(record.start)
+    data = stream.read(record.end - record.start)
+    return parse_facts(Block(record.first_seq, record.num_events, data)) == record.facts
+
+
 def _read_blocks(crc_path: Path, findings: _Findings) -> Iterator[tuple[int, CommitRecord]]:
     """Yield the rows; an incomplete last row without a newline is ignored."""
     for number, row in enumerate(_read_rows(crc_path), 1):
         # Only the canonical spelling is accepted, so any changed character is reported.
         block = parse_commit_record(row)
         if block is None:
-            findings.add(crc_path, number, "crc", "is not a row of five numbers")
+            findings.add(crc_path, number, "crc", "is not a row that the writer wrote")
             return
         if not block.start < block.end or block.last_seq < block.first_seq:
             findings.add(crc_path, number, "crc", "describes an empty block")

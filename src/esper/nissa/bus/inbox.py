@@ -39,9 +39,12 @@ class Queue:
 
 @dataclass(eq=False, slots=True)
 class Route:
-    """The queue for drafts of one payload type, and their mean encoded size."""
+    """The queue for drafts of one payload type, what is written of it, and its mean size."""
 
     queue: Queue
+    event_type: str
+    severity: str
+    """Unless a draft has one of its own."""
     mean_bytes: float = FIRST_GUESS_BYTES
 
     def note_size(self, num_bytes: int) -> None:
@@ -67,7 +70,10 @@ class Inbox:
         self._max_bytes = max_bytes
         self._queues = {channel: Queue(seq) for channel, seq in next_seqs.items()}
         self._routes: dict[type[Payload], Route] = {
-            spec.payload: Route(self._queues[spec.channel]) for spec in EVENT_SPECS.values()
+            spec.payload: Route(
+                self._queues[spec.channel], spec.event_type.value, spec.severity.value
+            )
+            for spec in EVENT_SPECS.values()
         }
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

@@ -15,7 +15,8 @@ from esper.leyline.errors import TelemetryLostError
 from esper.leyline.telemetry import Channel, build_event, encode_event
 from esper.nissa.bus.feed import LiveFeed
 from esper.nissa.bus.inbox import Entry, Inbox
-from esper.nissa.storage.blocks import Block
+from esper.nissa.storage.block_facts import count_facts
+from esper.nissa.storage.blocks import Block, BlockFacts
 from esper.nissa.storage.journal import Journal
 
 __all__ = ["Writer"]
@@ -125,7 +126,7 @@ class Writer:
         if lines:
             block = Block(entries[0].seq, len(lines), b"\n".join(lines) + b"\n")
             # Log first, then feed: a subscriber never sees an event that is not in the log.
-            self._write(journal, block)
+            self._write(journal, block, _facts(entries[: len(lines)]))
             if is_live:
                 self._feed.publish(block)
         if broken is not None:
@@ -140,9 +141,9 @@ class Writer:
         entry.route.note_size(len(line) + 1)
         return line
 
-    def _write(self, journal: Journal, block: Block) -> None:
+    def _write(self, journal: Journal, block: Block, facts: BlockFacts) -> None:
         try:
-            journal.append(block)
+            journal.append(block, facts)
         except OSError as error:
             raise _lost(journal, error) from error
 
@@ -158,6 +159,18 @@ class Writer:
                 raise _lost(journal, error) from error
         self._next_sync_s = time.monotonic() + self._fsync_interval_s
         self._inbox.note_synced()
+
+
+def _facts(entries: Sequence[Entry]) -> BlockFacts:
+    """Count what is in a block: from the drafts, as parsing the lines would take three times."""
+    return count_facts(
+        [entry.route.event_type for entry in entries],
+        [entry.draft.scope.env_id for entry in entries],
+        [
+            entry.route.severity if entry.draft.severity is None else entry.draft.severity.value
+            for entry in entries
+        ],
+    )
 
 
 def _lost(journal: Journal, error: OSError) -> TelemetryLostError:

@@ -1,92 +1,97 @@
-"""Blocks verified by their checksum: their event types are read without parsing every byte.
+"""Blocks verified by their checksum: what is in them is known without parsing them.
 
-A block whose bytes match its row of `events.crc` is exactly what the journal wrote, and the journal
-writes whole events only. Two cheap checks are made in addition: each line starts as the writer
-starts it, and the number of lines matches the row.
+A block whose bytes match its row of `events.crc` is exactly what the journal wrote, and the row
+says how many events of which type, env and severity that were.
 """
 
 import os
-import re
 import zlib
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from esper.nissa.reading.lines import LOG_NAME
-from esper.nissa.storage.blocks import CommitRecord, checksum_path, read_records
+from esper.nissa.storage.blocks import (
+    BlockFacts,
+    CommitRecord,
+    checksum_path,
+    iterate_records,
+)
 
-__all__ = ["VouchedBlock", "block_start_after", "vouched_blocks"]
+__all__ = ["LogPart", "block_start_after", "log_parts"]
 
-MIN_LOG_PER_CHECKSUM: Final = 500
-"""Log bytes per checksum byte; parsing is as fast for blocks under about 20 KiB."""
+MIN_LOG_PER_CHECKSUM: Final = 20
+"""Log bytes per byte of checksums below which parsing blocks is as fast as parsing their rows."""
 MAX_BLOCK_BYTES: Final = 16 << 20
 """Larger blocks are parsed in chunks instead of being loaded as a whole."""
 
-_HEAD: Final = b'{"event_type":"'
-_is_type: Final = re.compile(rb"[A-Z_]+").fullmatch
 
+class LogPart(NamedTuple):
+    """Consecutive lines of a log: a block that matches its checksum, or what must be parsed."""
 
-class VouchedBlock(NamedTuple):
-    """A block that matches its checksum."""
-
-    types: list[bytes]
-    """The event type of each line."""
-    end: int
-    """The offset just after the block."""
+    start: int
+    end: int | None
+    """None for the end of the file."""
+    num_events: int
+    facts: BlockFacts | None
+    """None if the part must be parsed."""
 
 
 def block_start_after(path: Path, offset: int) -> int | None:
     """Return the start of the first block after an offset; None if no line starts there."""
-    for record in _records(path):
+    for record in _records(path) if _has_checksums(path) else ():
         if record.start > offset:
-            with path.open("rb") as log:
-                is_line_start = os.pread(log.fileno(), 1, record.start - 1) == b"\n"
-            return record.start if is_line_start else None
+            with path.open("rb", buffering=0) as log:
+                return record.start if _is_line_start(log, record.start) else None
     return None
 
 
-def vouched_blocks(path: Path, start: int, end: int | None) -> Iterator[VouchedBlock]:
-    """Yield consecutive verified blocks from `start` on, up to the first that must be parsed.
+def log_parts(path: Path, start: int, end: int | None) -> Iterator[LogPart]:
+    """Yield the parts of a log, or of the lines from `start` to `end`, in order and without gaps.
 
-    Yields nothing if no block begins at `start`. A block that does not match its record must be
-    parsed together with everything after it, because its last line may be incomplete.
+    A block that does not match its record is parsed. So is the block behind it, unless a line
+    starts there: otherwise its first line is the end of a damaged one.
     """
-    records = [record for record in _records(path) if record.start >= start]
-    if not records or records[0].start != start:
+    parsed_from = start
+    for record in _intact_blocks(path, start, end):
+        if record.start > parsed_from:
+            yield LogPart(parsed_from, record.start, 0, None)
+        yield LogPart(record.start, record.end, record.num_events, record.facts)
+        parsed_from = record.end
+    if parsed_from != end:
+        yield LogPart(parsed_from, end, 0, None)
+
+
+def _intact_blocks(path: Path, start: int, end: int | None) -> Iterator[CommitRecord]:
+    """Yield the records, with facts, of the blocks that they match."""
+    if not _has_checksums(path):
         return
-    with path.open("rb") as log:
-        for record in records:
+    line_start = start
+    with path.open("rb", buffering=0) as log:
+        for record in _records(path):
+            if end is not None and record.end > end:
+                return
             num_bytes = record.end - record.start
-            if num_bytes > MAX_BLOCK_BYTES or (end is not None and record.end > end):
-                return
-            types = _vouched_types(os.pread(log.fileno(), num_bytes, record.start), record)
-            if types is None:
-                return
-            yield VouchedBlock(types, record.end)
+            if record.start < start or record.facts is None or num_bytes > MAX_BLOCK_BYTES:
+                continue
+            if record.start != line_start and not _is_line_start(log, record.start):
+                continue
+            data = os.pread(log.fileno(), num_bytes, record.start)
+            if zlib.crc32(data) == record.crc and data.endswith(b"}\n"):
+                yield record
+                line_start = record.end
 
 
-def _records(path: Path) -> list[CommitRecord]:
-    checksums = checksum_path(path)
-    if path.name != LOG_NAME or not checksums.is_file():
-        return []
-    log_bytes = path.stat().st_size
-    if log_bytes < MIN_LOG_PER_CHECKSUM * checksums.stat().st_size:
-        return []
-    return read_records(checksums, log_bytes)
+def _is_line_start(log: FileIO, offset: int) -> bool:
+    return offset == 0 or os.pread(log.fileno(), 1, offset - 1) == b"\n"
 
 
-def _vouched_types(data: bytes, record: CommitRecord) -> list[bytes] | None:
-    """Return the event type of each line, or None if the block does not match its record."""
-    if zlib.crc32(data) != record.crc or not data.endswith(b"}\n"):
-        return None
-    types: list[bytes] = []
-    find, num_bytes, num_head = data.find, len(data), len(_HEAD)
-    position = 0
-    while position < num_bytes:
-        if not data.startswith(_HEAD, position):
-            return None
-        type_end = find(b'"', position + num_head)
-        types.append(data[position + num_head : type_end])
-        position = find(b"\n", type_end) + 1  # always found: the block ends with a newline
-    is_whole = len(types) == record.num_events and all(map(_is_type, set(types)))
-    return types if is_whole else None
+def _has_checksums(path: Path) -> bool:
+    if path.name != LOG_NAME or not path.is_file() or not checksum_path(path).is_file():
+        return False
+    return path.stat().st_size >= MIN_LOG_PER_CHECKSUM * checksum_path(path).stat().st_size
+
+
+def _records(path: Path) -> Iterator[CommitRecord]:
+    return iterate_records(checksum_path(path), path.stat().st_size)

@@ -1,6 +1,8 @@
 """Blocks: consecutive whole lines that are committed, checksummed and sent as a unit."""
 
+import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -8,16 +10,26 @@ import msgspec
 
 __all__ = [
     "MAX_RECORD_BYTES",
+    "NO_ENV",
     "Block",
+    "BlockFacts",
     "CommitRecord",
     "checksum_path",
+    "iterate_records",
     "parse_commit_record",
     "read_records",
 ]
 
 
-MAX_RECORD_BYTES: Final = 128
-"""Longer than any line of `events.crc`: four numbers of 20 digits and a checksum of 8."""
+MAX_RECORD_BYTES: Final = 1 << 16
+"""Longer than any line of `events.crc`: a block has at most some hundred types and envs."""
+NO_ENV: Final = "-"
+"""The name under which events that belong to no env are counted."""
+_PAIRS: Final = rb" ([\w-]+:\d{1,20}(?:,[\w-]+:\d{1,20})*)"
+_FACTS: Final = _PAIRS * 3 + rb" [0-9a-f]{8}"
+_is_record: Final = re.compile(
+    rb"(\d{1,20}) (\d{1,20}) (\d{1,20}) (\d{1,20}) ([0-9a-f]{8})(?:" + _FACTS + rb")?"
+).fullmatch
 _PIECE_BYTES: Final = 1 << 20
 """A block is verified in pieces, as a damaged record may describe any number of bytes."""
 
@@ -48,17 +60,34 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         return Block(seq, self.num_events - num_skipped, rest)
 
 
+class BlockFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the checksum file says about the events of a block.
+
+    The counts are kept as they are written, `name:number,name:number`: most readers need one of
+    them, or none.
+    """
+
+    types: str
+    """Events by type."""
+    envs: str
+    """Events by env id."""
+    severities: str
+    """Events by severity."""
+
+
 class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One line of `events.crc`: the byte range of a block, its seqs and its checksum."""
+    """One line of `events.crc`: a block's byte range, seqs and checksum, and what is in it."""
 
     start: int
     end: int
     first_seq: int
     last_seq: int
     crc: int
+    facts: BlockFacts | None = None
+    """None in logs of Esper 0.1; such a block has to be parsed."""
 
     @classmethod
-    def of(cls, block: Block, start: int) -> "CommitRecord":
+    def of(cls, block: Block, start: int, facts: BlockFacts | None = None) -> "CommitRecord":
         """Build the record of a block that begins at byte `start`."""
         return cls(
             start=start,
@@ -66,6 +95,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             first_seq=block.first_seq,
             last_seq=block.next_seq - 1,
             crc=zlib.crc32(block.data),
+            facts=facts,
         )
 
     @property
@@ -85,8 +115,13 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def line(self) -> bytes:
         """Return the record as it is written to the file, newline included."""
-        span = f"{self.start} {self.end} {self.first_seq} {self.last_seq}"
-        return f"{span} {self.crc:08x}\n".encode()
+        span = f"{self.start} {self.end} {self.first_seq} {self.last_seq} {self.crc:08x}"
+        if self.facts is None:
+            return f"{span}\n".encode()
+        facts = self.facts
+        text = f"{span} {facts.types} {facts.envs} {facts.severities}".encode()
+        # The numbers and the block check each other; the facts need a checksum of their own.
+        return b"%b %08x\n" % (text, zlib.crc32(text))
 
     def follows(self, previous: "CommitRecord | None") -> bool:
         """Check whether this record begins, in bytes and seq, where the previous one ends."""
@@ -97,17 +132,26 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def parse_commit_record(line: bytes) -> CommitRecord | None:
     """Parse one line of `events.crc`; return None if it is not a record."""
-    parts = line.split(b" ")
-    if len(parts) != 5 or not line.isascii():
+    text = line.rstrip(b"\n")
+    match = _is_record(text)
+    if match is None:
         return None
-    try:
-        start, end, first_seq, last_seq = (int(part) for part in parts[:4])
-        crc = int(parts[4], 16)
-    except ValueError:
-        return None
-    record = CommitRecord(start=start, end=end, first_seq=first_seq, last_seq=last_seq, crc=crc)
+    start, end, first_seq, last_seq = (int(number) for number in match.group(1, 2, 3, 4))
+    record = CommitRecord(
+        start=start,
+        end=end,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        crc=int(match[5], 16),
+        facts=None if match[6] is None else _facts_of(match),
+    )
     # Accept only the canonical spelling, so that a damaged line is never taken for a record.
-    return record if record.line() == line.rstrip(b"\n") + b"\n" else None
+    return record if record.line() == text + b"\n" else None
+
+
+def _facts_of(match: re.Match[bytes]) -> BlockFacts:
+    types, envs, severities = (part.decode() for part in match.group(6, 7, 8))
+    return BlockFacts(types=types, envs=envs, severities=severities)
 
 
 def checksum_path(log_path: Path) -> Path:
@@ -117,16 +161,20 @@ def checksum_path(log_path: Path) -> Path:
 
 def read_records(path: Path, log_bytes: int) -> list[CommitRecord]:
     """Return the contiguous records that lie within a log; an incomplete last line is ignored."""
-    records: list[CommitRecord] = []
+    return list(iterate_records(path, log_bytes))
+
+
+def iterate_records(path: Path, log_bytes: int) -> Iterator[CommitRecord]:
+    """Yield the contiguous records that lie within a log, one by one."""
     if not path.exists():
-        return records
+        return
+    previous: CommitRecord | None = None
     with path.open("rb") as file:
         while line := file.readline(MAX_RECORD_BYTES):
             record = parse_commit_record(line) if line.endswith(b"\n") else None
-            previous = records[-1] if records else None
             # Everything after the first record that does not fit is ignored, not only that record:
             # the chain is what makes a record trustworthy.
             if record is None or not record.follows(previous) or record.end > log_bytes:
-                break
-            records.append(record)
-    return records
+                return
+            yield record
+            previous = record

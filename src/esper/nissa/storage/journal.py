@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from esper.leyline.errors import TelemetryLostError, UnreadableFileError, UsageError
-from esper.nissa.storage.blocks import Block, CommitRecord, checksum_path
+from esper.nissa.storage.block_facts import parse_facts
+from esper.nissa.storage.blocks import Block, BlockFacts, CommitRecord, checksum_path
 from esper.nissa.storage.files import FileSystem, require_own_file, write_atomically
 from esper.nissa.storage.log_recovery import (
     LogRecovery,
@@ -76,11 +77,16 @@ class Journal:
         """Return the seq of the last committed event; None if there is none yet."""
         return self.next_seq - 1 if self.next_seq else None
 
-    def append(self, block: Block) -> None:
-        """Write a block, then its checksum; if either write fails, truncate both files back."""
+    def append(self, block: Block, facts: BlockFacts | None = None) -> None:
+        """Write a block, then its checksum; if either write fails, truncate both files back.
+
+        Args:
+            block: the next events.
+            facts: what is in them, for the checksum file; None if that is unknown.
+        """
         assert block.first_seq == self.next_seq, "blocks of a journal are contiguous"
         self.check_untouched()
-        record = CommitRecord.of(block, self.num_bytes)
+        record = CommitRecord.of(block, self.num_bytes, facts)
         line = record.line()
         self.is_dirty = True
         try:
@@ -333,7 +339,7 @@ def plan_cut(path: Path, last_seq: int) -> LogCut:
     num_kept = last_seq + 1 - first_seq
     kept = Block(first_seq, num_kept, rest.data[: len(rest.data) - len(redone)])
     if num_kept:
-        records.append(CommitRecord.of(kept, start))
+        records.append(CommitRecord.of(kept, start, parse_facts(kept)))
     return LogCut(
         records=records,
         num_bytes=start + len(kept.data),

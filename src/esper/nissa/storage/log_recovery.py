@@ -7,6 +7,7 @@ import msgspec
 
 from esper.leyline.errors import EventDecodeError, UnreadableFileError
 from esper.leyline.telemetry import decode_event
+from esper.nissa.storage.block_facts import parse_facts
 from esper.nissa.storage.blocks import Block, CommitRecord, checksum_path, read_records
 
 __all__ = ["LogRecovery", "recover_log", "recover_plain_log", "verify_records"]
@@ -49,7 +50,7 @@ def recover_log(log_path: Path) -> LogRecovery:
     with log_path.open("rb") as file:
         file.seek(end)
         while (block := _continuing_block(file, next_seq)).num_events:
-            uncovered.append(CommitRecord.of(block, end))
+            uncovered.append(CommitRecord.of(block, end, parse_facts(block)))
             end, next_seq = uncovered[-1].end, block.next_seq
             file.seek(end)
     return LogRecovery(
