@@ -6,13 +6,14 @@ from typing import Final
 
 import msgspec
 
-from esper.leyline.baselines import BASELINE_FORMAT, Baseline, Provenance
+from esper.leyline.baselines import BASELINE_FORMAT, Baseline, Provenance, RunProfile
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
 from esper.leyline.untyped_json import readable_json
+from esper.nissa.analysis.content import Content, ContentTask, read_content
 from esper.nissa.analysis.counting import PARALLEL_BYTES
-from esper.nissa.analysis.run_profile import Scan, ScanTask, scan_log
-from esper.nissa.reading.lines import STDIN
+from esper.nissa.analysis.run_profile import Scan, ScanTask, read_started, scan_log
+from esper.nissa.reading.lines import STDIN, read_lines
 from esper.nissa.reading.run_lookup import find_log, run_directory_of
 from esper.nissa.storage.files import read_limited
 from esper.nissa.storage.run_directory import read_manifest
@@ -121,24 +122,61 @@ def list_baselines(directory: Path = BASELINE_DIR) -> dict[Path, Baseline]:
 
 
 def read_sides(left: Path, right: Path) -> list[Side]:
-    """Read both sides of a comparison; large runs are scanned in parallel.
+    """Read both sides of a comparison; large runs are read in parallel.
 
-    Collecting key sets is the slowest part. Two runs with equal digests have equal keys, so keys
-    are collected only for runs that differ or that are compared with a baseline.
+    Two runs of equal content are not parsed. Collecting key sets is the slowest part of a scan. Two
+    runs with equal digests have equal keys, so where the content is not known, keys are collected
+    only for runs that differ or that are compared with a baseline.
     """
     paths = [left, right]
     baselines = {path: read_baseline(path) for path in paths if _is_baseline(path)}
     logs = {path: find_log(path) for path in paths if path not in baselines}
     distinct = list(dict.fromkeys(logs.values()))
-    scans = dict(zip(distinct, scan_logs(distinct, with_keys=bool(baselines)), strict=True))
-    if not baselines and len({scan.profile.digest for scan in scans.values()}) > 1:
-        scans = dict(zip(distinct, scan_logs(distinct, with_keys=True), strict=True))
+    scans = _scans_of(distinct, is_against_baseline=bool(baselines))
     return [
         Side(name=str(path), baseline=baselines[path], log=None, blocks=[])
         if path in baselines
         else _scanned_side(path, logs[path], scans[logs[path]])
         for path in paths
     ]
+
+
+def _scans_of(logs: Sequence[Path], *, is_against_baseline: bool) -> dict[Path, Scan]:
+    contents = [] if is_against_baseline or len(logs) < 2 else _read_contents(logs)
+    is_known = bool(contents) and all(content.is_known for content in contents)
+    if is_known and contents[0] == contents[1]:
+        return {log: _unparsed(log, content) for log, content in zip(logs, contents, strict=True)}
+    with_keys = is_known or is_against_baseline
+    scans = dict(zip(logs, scan_logs(logs, with_keys=with_keys), strict=True))
+    if not with_keys and len({scan.profile.digest for scan in scans.values()}) > 1:
+        scans = dict(zip(logs, scan_logs(logs, with_keys=True), strict=True))
+    return scans
+
+
+def _unparsed(log: Path, content: Content) -> Scan:
+    """Return what a comparison of equal runs shows: the counts, and how the run was started."""
+    profile = RunProfile(
+        counts=content.counts,
+        terms={},
+        key_sets={},
+        broken_orders={},
+        started=read_started(next(read_lines(log))),
+        status=None,
+        num_lines=sum(content.counts.values()),
+        num_bad_lines=0,
+        digest=content.digest,
+    )
+    return Scan(profile=profile, blocks=[])
+
+
+def _read_contents(logs: Sequence[Path]) -> list[Content]:
+    tasks = [ContentTask(path=str(log)) for log in logs]
+    if sum(_size(log) for log in logs) < PARALLEL_BYTES:
+        return [read_content(task) for task in tasks]
+    # Imported here because only large logs need it.
+    from esper.nissa.analysis.reading_processes import run_tasks
+
+    return run_tasks(tasks, Content)
 
 
 def _is_baseline(path: Path) -> bool:

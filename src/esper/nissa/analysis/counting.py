@@ -254,7 +254,7 @@ def count_part(task: CountTask) -> Tally:
 
 
 def _whole(task: CountTask) -> LogPart:
-    return LogPart(task.start, task.end, 0, None)
+    return LogPart(task.start, task.end, 0, None, b"")
 
 
 def add_up(pairs: Mapping[str, int]) -> Counter[str]:

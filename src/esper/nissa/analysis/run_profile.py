@@ -13,33 +13,21 @@ import msgspec
 from esper.leyline.baselines import RunProfile
 from esper.leyline.errors import EventDecodeError
 from esper.leyline.payloads import TrainingStarted
-from esper.leyline.telemetry import EventType, decode_event
+from esper.leyline.telemetry import decode_event
+from esper.nissa.analysis.content import MASKS
 from esper.nissa.analysis.facts import FACT_TYPES, LINK_TYPE, add_link, add_terms, read_fact
-from esper.nissa.analysis.normalizing import (
-    ENVELOPE,
-    ENVIRONMENT_TYPES,
-    canonical_line,
-    normal_form,
-    volatile_mask,
-)
+from esper.nissa.analysis.normalizing import ENVELOPE, canonical_line, normal_form
 from esper.nissa.analysis.ordering import OrderWatch
 from esper.nissa.reading.foreign import read_foreign
 from esper.nissa.reading.lines import read_chunks, split_lines
 
-__all__ = ["BLOCK_LINES", "Scan", "ScanTask", "scan_log"]
+__all__ = ["BLOCK_LINES", "Scan", "ScanTask", "read_started", "scan_log"]
 
 BLOCK_LINES: Final = 4096
 """Lines per digest; a comparison finds the first differing block, then the line within it."""
 
 _STEP_TYPES: Final = frozenset({b"EPOCH_COMPLETED", b"LAST_ACTION"})
 _CLOSE_TYPES: Final = frozenset(name.encode() for name in (*FACT_TYPES, "TRAINING_STARTED"))
-_MASKS: Final = {
-    name.encode(): None if name in ENVIRONMENT_TYPES else mask
-    for name in EventType
-    if (mask := volatile_mask(name)) is not None or name in ENVIRONMENT_TYPES
-}
-"""Types whose payload is compared partly, or not at all (None); others are compared fully."""
-
 _match_envelope: Final = ENVELOPE.match
 _LAST_BYTE: Final = itemgetter(-1)
 _BRACE: Final = {ord("}")}
@@ -137,8 +125,8 @@ class _Scanner:
                 continue
             elif raw_type in _CLOSE_TYPES:
                 self._look_closely(lines[index], first + index, self.num_events + index + 1)
-            if raw_type in _MASKS:
-                mask, form = _MASKS[raw_type], forms[index]
+            if raw_type in MASKS:
+                mask, form = MASKS[raw_type], forms[index]
                 forms[index] = None if mask is None or form is None else mask(form)
         self.raw_counts.update(types)
         self.num_events += len(types)
@@ -169,7 +157,7 @@ class _Scanner:
         if fact is None:
             return
         if fact.event_type == "TRAINING_STARTED":
-            self.started = self.started or _read_started(line)
+            self.started = self.started or read_started(line)
             self.order.see_start(number, event_number)
             return
         add_terms(self.terms, fact)
@@ -229,7 +217,8 @@ class _Scanner:
         return Scan(profile=profile, blocks=self.blocks)
 
 
-def _read_started(line: bytes) -> TrainingStarted | None:
+def read_started(line: bytes) -> TrainingStarted | None:
+    """Return what a line says about the start of a run; None if it is another event."""
     try:
         payload = decode_event(line).data
     except EventDecodeError:

@@ -36,6 +36,8 @@ class LogPart(NamedTuple):
     num_events: int
     facts: BlockFacts | None
     """None if the part must be parsed."""
+    data: bytes
+    """The lines of a block; empty if the part must be parsed."""
 
 
 def block_start_after(path: Path, offset: int) -> int | None:
@@ -54,17 +56,17 @@ def log_parts(path: Path, start: int, end: int | None) -> Iterator[LogPart]:
     starts there: otherwise its first line is the end of a damaged one.
     """
     parsed_from = start
-    for record in _intact_blocks(path, start, end):
+    for record, data in _intact_blocks(path, start, end):
         if record.start > parsed_from:
-            yield LogPart(parsed_from, record.start, 0, None)
-        yield LogPart(record.start, record.end, record.num_events, record.facts)
+            yield LogPart(parsed_from, record.start, 0, None, b"")
+        yield LogPart(record.start, record.end, record.num_events, record.facts, data)
         parsed_from = record.end
     if parsed_from != end:
-        yield LogPart(parsed_from, end, 0, None)
+        yield LogPart(parsed_from, end, 0, None, b"")
 
 
-def _intact_blocks(path: Path, start: int, end: int | None) -> Iterator[CommitRecord]:
-    """Yield the records, with facts, of the blocks that they match."""
+def _intact_blocks(path: Path, start: int, end: int | None) -> Iterator[tuple[CommitRecord, bytes]]:
+    """Yield the records, with facts, of the blocks that they match, and those blocks."""
     if not _has_checksums(path):
         return
     line_start = start
@@ -79,7 +81,7 @@ def _intact_blocks(path: Path, start: int, end: int | None) -> Iterator[CommitRe
                 continue
             data = os.pread(log.fileno(), num_bytes, record.start)
             if zlib.crc32(data) == record.crc and data.endswith(b"}\n"):
-                yield record
+                yield record, data
                 line_start = record.end
 
 
