@@ -16,8 +16,8 @@ from websockets.exceptions import ConnectionClosed
 
 from esper.karn.view.followed_log import open_source, publish_up_to
 from esper.karn.web.run_server import RunServer
-from esper.karn.web.server_child import NICENESS
 from esper.karn.web.server_process import run_server_process
+from esper.leyline.helper_processes import NICENESS
 from esper.leyline.live import ServeRequest
 from esper.leyline.payloads import LiveServerStopped
 from esper.nissa.bus.hub import TelemetryHub

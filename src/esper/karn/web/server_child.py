@@ -6,7 +6,6 @@ committed. It ends with the run, however that ends, and ignores the signals that
 """
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -20,6 +19,7 @@ import msgspec
 
 from esper.karn.view.followed_log import open_source, publish_up_to
 from esper.karn.web.run_server import RunServer
+from esper.leyline.helper_processes import yield_to_run
 from esper.leyline.live import (
     LaggedReport,
     LogEnd,
@@ -35,10 +35,6 @@ from esper.nissa.live.security import Security
 
 __all__ = ["main"]
 
-NICENESS: Final = 10
-"""Under load, the run's threads get nine times the share of a core that the server gets."""
-OOM_SCORE: Final = "500"
-"""The kernel ends the server before the run if memory runs out."""
 PARENT_CHECK_S: Final = 1.0
 MAX_REPORT_BYTES: Final = 64 * 1024
 """Unsent reports beyond which further ones are dropped."""
@@ -114,7 +110,7 @@ async def _serve(link: _Link, listener: socket.socket) -> None:
         raise _RunGoneError
     # Not earlier: clients may be waiting while this process is still importing its modules. Not
     # later: threads inherit the priority of the one that starts them.
-    _step_back()
+    yield_to_run()
     run_dir = Path(request.run_dir)
     source = open_source(run_dir, run_id=request.run_id, note_lag=link.note_lag)
     # Read before anyone is let in: a hello names the newest event of the log.
@@ -146,18 +142,6 @@ async def _end_with_parent(parent: int) -> None:
         await anyio.sleep(PARENT_CHECK_S)
         if os.getppid() != parent:
             raise _RunGoneError
-
-
-def _step_back() -> None:
-    """Leave processor and memory to the run and its workers, where they compete."""
-    # Where Linux groups processes automatically, it divides the processor between sessions first,
-    # and niceness counts within one only. Worker processes have a session of their own: a server
-    # in the run's session could take half of the processor from them.
-    os.setsid()
-    os.nice(NICENESS)
-    for name, value in (("autogroup", str(NICENESS)), ("oom_score_adj", OOM_SCORE)):
-        with contextlib.suppress(OSError):
-            Path("/proc/self", name).write_text(value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,11 +6,9 @@ position that could not be sent is replaced by the next one.
 
 import asyncio
 import contextlib
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +17,7 @@ import anyio.to_thread
 import msgspec
 
 from esper.leyline.errors import ContractError
+from esper.leyline.helper_processes import ended, ending_text, shielded_from_signals
 from esper.leyline.live import (
     LaggedReport,
     LogEnd,
@@ -38,8 +37,6 @@ MODULE: Final = "esper.karn.web.server_child"
 END_LIMIT_S: Final = 14.0
 """How long the server may take to send the end of the log to its clients; its own limit is 10 s."""
 EXIT_LIMIT_S: Final = 2.0
-SHIELDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Sent to all processes of a terminal or a service; the server still has to send the end."""
 
 _DECODER: Final = msgspec.json.Decoder(ServerReport)
 _ENCODER: Final = msgspec.json.Encoder()
@@ -70,12 +67,12 @@ async def run_server_process(
         finally:
             # Not closed: a server that does not read would keep the run waiting for its last bytes.
             link.writer.transport.abort()
-        code = await anyio.to_thread.run_sync(_ended, process, EXIT_LIMIT_S)
+        code = await anyio.to_thread.run_sync(ended, process, EXIT_LIMIT_S)
         # The run has ended and the server with it; every other end is worth an event.
         if not (hub.live.feed.is_closed and code == 0):
-            _emit(hub, LiveServerStopped(reason=link.failure or _end_text(code)))
+            _emit(hub, LiveServerStopped(reason=link.failure or ending_text(code)))
     finally:
-        _ended(process, 0.0)
+        ended(process, 0.0)
 
 
 def _emit(hub: TelemetryHub, payload: Payload) -> None:
@@ -90,7 +87,7 @@ def _start(listener: socket.socket) -> tuple["subprocess.Popen[bytes]", socket.s
     numbers = (listener.fileno(), theirs.fileno())
     try:
         # The listener is closed on this side: connections must be refused once the server is gone.
-        with theirs, listener, _shielded():
+        with theirs, listener, shielded_from_signals():
             process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, *map(str, numbers)],
                 pass_fds=numbers,
@@ -102,29 +99,6 @@ def _start(listener: socket.socket) -> tuple["subprocess.Popen[bytes]", socket.s
         ours.close()
         raise
     return process, ours
-
-
-@contextlib.contextmanager
-def _shielded() -> Iterator[None]:
-    """Block signals in this thread, and for good in a process that is started meanwhile."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def _ended(process: "subprocess.Popen[bytes]", limit_s: float) -> int:
-    """Return the exit code of the process, which is killed after a time."""
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def _end_text(code: int) -> str:
-    return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 @dataclass(eq=False, slots=True)
