@@ -43,6 +43,7 @@ schema: setup  ## Write the committed event schema again.
 docs: setup  ## Write the generated pages again.
 	$(BIN)/python -m tools.generate_lifecycle_docs
 	$(BIN)/python -m tools.generate_observation_docs
+	$(BIN)/python -m tools.generate_sink_docs
 
 # Sphinx is installed here only, so that `make setup` stays small.
 $(SITE_STAMP): $(STAMP)

@@ -38,13 +38,11 @@ def code_blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_baseline_procedure_can_be_followed_to_the_letter(tmp_path: Path) -> None:
-    (procedure,) = code_blocks("baselines.md", "sh")
+def run_shell(commands: str, directory: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", procedure],
-        cwd=tmp_path,
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=directory,
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
@@ -52,9 +50,27 @@ def test_the_baseline_procedure_can_be_followed_to_the_letter(tmp_path: Path) ->
         check=False,
     )
 
+
+def test_the_baseline_procedure_can_be_followed_to_the_letter(tmp_path: Path) -> None:
+    (procedure,) = code_blocks("baselines.md", "sh")
+
+    done = run_shell(procedure, tmp_path)
+
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^EPOCH_COMPLETED +5$", done.stdout, re.MULTILINE)
     assert "same: every event that is compared is equal" in done.stdout.splitlines()
+
+
+def test_the_exports_of_the_page_about_sinks_write_what_it_says(tmp_path: Path) -> None:
+    (exports,) = code_blocks("sinks.md", "sh")
+
+    done = run_shell(exports, tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").glob("*_*")
+    assert {"tensorboard", "parquet"} <= {path.name for path in run.iterdir()}
+    assert (tmp_path / "copy.jsonl").read_bytes() == (run / "events.jsonl").read_bytes()
+    assert (tmp_path / "tables" / "rounds.csv").exists()
 
 
 def events_of(lines: list[str]) -> dict[int, Event]:

@@ -31,10 +31,15 @@ def tree_bytes(root: int) -> int:
     return num_pages * PAGE_BYTES
 
 
-def server_process(root: int) -> int:
-    """Return the live server's process of a run."""
+def helper_process(root: int, module: bytes) -> int:
+    """Return the first process below a run whose command names a module."""
     for process in process_tree(root)[1:]:
         with suppress(OSError):
-            if b"server_child" in Path(f"/proc/{process}/cmdline").read_bytes():
+            if module in Path(f"/proc/{process}/cmdline").read_bytes():
                 return process
-    raise LookupError(f"process {root} has no live server")
+    raise LookupError(f"process {root} has no {module.decode()}")
+
+
+def server_process(root: int) -> int:
+    """Return the live server's process of a run."""
+    return helper_process(root, b"server_child")

@@ -140,13 +140,14 @@ def test_three_event_types_survive_level_off() -> None:
     }
 
 
-def test_operational_events_are_these_four() -> None:
+def test_operational_events_are_these() -> None:
     operational = {
         spec.event_type for spec in SPECS.values() if spec.channel is Channel.OPERATIONAL
     }
     assert operational == {
         EventType.SUBSCRIBER_LAGGED,
         EventType.LIVE_SERVER_STOPPED,
+        EventType.SINK_STOPPED,
         EventType.LANE_STALLED,
         EventType.WORKER_RESTARTED,
         EventType.CHECKPOINT_LOADED,

@@ -41,6 +41,7 @@ NISSA_ALLOWED = {
     "live": {"bus", "storage"},
     "reading": {"storage"},
     "analysis": {"reading", "storage"},
+    "sinks": {"bus", "reading", "storage"},
 }
 """Within nissa: what reads logs never loads the hub that writes them."""
 

@@ -302,6 +302,11 @@ class RunOptions(_Config, frozen=True, kw_only=True):
     """The token itself, or `@FILE`; None uses the environment's `ESPER_SERVE_TOKEN`, if any."""
     serve_origins: tuple[str, ...] = ()
     """Origins of other pages that may connect, such as http://dash.example:3000."""
+    sinks: tuple[str, ...] = ()
+    """What gets the events as well: `tensorboard[:DIR]`, `wandb[:PROJECT]`, `jsonl:PATH` or a
+    plug-in's name, each in a process of its own."""
+    sink_deadline_s: PositiveFloat = 60.0
+    """Seconds after which a sink that takes no events is ended."""
     quiet: bool = False
     profiler: ProfilerConfig = ProfilerConfig()
 

@@ -1,8 +1,8 @@
-"""Payloads of the operational events about the threads and workers of a run."""
+"""Payloads of the operational events about the threads, workers and sinks of a run."""
 
 from esper.leyline.payloads import Payload
 
-__all__ = ["LaneStalled", "WorkerRestarted"]
+__all__ = ["LaneStalled", "SinkStopped", "WorkerRestarted"]
 
 
 class LaneStalled(Payload, frozen=True, kw_only=True):
@@ -12,6 +12,16 @@ class LaneStalled(Payload, frozen=True, kw_only=True):
     silent_s: float
     env_ids: tuple[int, ...]
     stack: str
+
+
+class SinkStopped(Payload, frozen=True, kw_only=True):
+    """A sink ended before the run, which goes on (operational)."""
+
+    sink: str
+    """Its name, without the target."""
+    reason: str
+    next_seq: int
+    """The sink has confirmed every event before this one."""
 
 
 class WorkerRestarted(Payload, frozen=True, kw_only=True):

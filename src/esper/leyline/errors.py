@@ -12,6 +12,7 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   ├── DeviceError                  a device that does not exist here
 │   ├── DownloadError                data that could not be fetched
 │   ├── NoDataError                  real data were requested and there are none
+│   ├── MissingExtraError            a feature whose optional dependency is not installed
 │   └── TaskPluginError              a task plugin that cannot be registered
 ├── ContractError                70  a value that breaks a contract between our own parts
 │   ├── EventDecodeError             a line that is not an event of this schema
@@ -28,6 +29,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import ClassVar
 
+from esper import __distribution__
+
 __all__ = [
     "ConfigError",
     "ContractError",
@@ -40,6 +43,7 @@ __all__ = [
     "ForeignFileError",
     "InterruptedRunError",
     "InvalidValueError",
+    "MissingExtraError",
     "NoDataError",
     "RunFailedError",
     "SlotIdError",
@@ -158,6 +162,16 @@ class NoDataError(UsageError):
         super().__init__(
             f"no data for {dataset}: {reason}; "
             "name their directory with --data-dir, or make some up with --data synthetic"
+        )
+
+
+class MissingExtraError(UsageError):
+    """Raised for a feature whose optional dependency is not installed."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs {package}, which is not installed; "
+            f"pip install '{__distribution__}[{extra}]'"
         )
 
 

@@ -166,6 +166,7 @@ class EventType(StrEnum):
     WORKER_RESTARTED = "WORKER_RESTARTED"
     SUBSCRIBER_LAGGED = "SUBSCRIBER_LAGGED"
     LIVE_SERVER_STOPPED = "LIVE_SERVER_STOPPED"
+    SINK_STOPPED = "SINK_STOPPED"
 
 
 class EventSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,6 +288,7 @@ _ROWS: Final = (
     _operational(engine_payloads.WorkerRestarted, Severity.WARNING),
     _operational(payloads.SubscriberLagged, Severity.WARNING),
     _operational(payloads.LiveServerStopped, Severity.WARNING),
+    _operational(engine_payloads.SinkStopped, Severity.WARNING),
 )
 
 EVENT_SPECS: Final[Mapping[EventType, EventSpec]] = {row.event_type: row for row in _ROWS}

@@ -31,6 +31,8 @@ class JobFlag(msgspec.Struct, frozen=True, kw_only=True):
     kind: Callable[[str], object] | None = str
     """Parses the value; None for a boolean switch, which also has a `--no-` form."""
     takes_many: bool = False
+    is_repeated: bool = False
+    """Whether it takes one value, any number of times."""
     is_pair: bool = False
     """Whether it takes KEY=VALUE, any number of times."""
     implied: str | None = None
@@ -208,6 +210,13 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
             "is used if none is given",
         ),
         _many("--serve-origins", "run.serve_origins", "additional allowed web origins"),
+        JobFlag(
+            name="--sink",
+            key="run.sinks",
+            help="where events go as well: tensorboard[:DIR], wandb[:PROJECT], jsonl:PATH or a "
+            "plug-in; may be repeated",
+            is_repeated=True,
+        ),
         _switch("--quiet", "run.quiet", "print errors only"),
     ),
     "profiling": (
@@ -291,6 +300,8 @@ def _arguments(flag: JobFlag) -> dict[str, Any]:
         return {**arguments, "action": BooleanOptionalAction}
     if flag.is_pair:
         return {**arguments, "action": "append", "metavar": "KEY=VALUE"}
+    if flag.is_repeated:
+        return {**arguments, "action": "append", "metavar": flag.attribute.upper()}
     arguments |= {"type": flag.kind, "choices": flag.choices}
     if flag.choices is None:
         arguments["metavar"] = flag.attribute.upper()
@@ -304,7 +315,7 @@ def _arguments(flag: JobFlag) -> dict[str, Any]:
 def _default_text(flag: JobFlag) -> str:
     value = _field(flag.key)
     shown = " ".join(value) if isinstance(value, tuple) else value
-    plain = "none" if value is None or value == {} else str(shown)
+    plain = "none" if value in (None, {}, ()) else str(shown)
     # Written here because BooleanOptionalAction does not add the default to the help.
     return f"default: the task's, else {plain}" if flag.key in _TASK_KEYS else f"default: {plain}"
 

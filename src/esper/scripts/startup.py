@@ -37,8 +37,9 @@ def end_process(code: int) -> int:
     _handle_signals(code)
     _discard_unwritten()
     # Else the interpreter searches all modules for garbage before it ends: half a second of CPU
-    # time with torch loaded.
-    gc.freeze()
+    # time with torch loaded. DuckDB complains of objects that are left.
+    if "duckdb" not in sys.modules:
+        gc.freeze()
     return code
 
 

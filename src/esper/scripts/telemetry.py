@@ -40,6 +40,7 @@ def _build_parser() -> ArgumentParser:
     _add_tail(commands)
     _add_validate(commands)
     _add_query(commands)
+    _add_export(commands)
     _add_report(commands)
     _add_serve(commands)
     schema = commands.add_parser("schema", help="print the JSON Schema of the events")
@@ -221,6 +222,36 @@ def _add_query(commands: "Subparsers") -> None:
     query.set_defaults(command=_query)
 
 
+def _add_export(commands: "Subparsers") -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a run to TensorBoard, W&B, Parquet, CSV or a plug-in's sink",
+        description="Write a run to TensorBoard, W&B, Parquet, CSV or a plug-in's sink. Rounds "
+        "and env steps count from 1 in TensorBoard and W&B, from 0 in the files.",
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
+    export.add_argument(
+        "--to",
+        required=True,
+        metavar="SINK",
+        help="tensorboard[:DIR], wandb[:PROJECT], jsonl:PATH, parquet, csv, or a plug-in's sink",
+    )
+    export.add_argument(
+        "-o",
+        "--output",
+        metavar="PATH",
+        help="what may also stand behind the colon; of parquet and csv, a new directory (default: "
+        "a directory of that name in the run)",
+    )
+    export.add_argument(
+        "--continue",
+        action="store_true",
+        dest="is_continued",
+        help="deliver only what this sink has not got yet, from the run or an earlier export",
+    )
+    export.set_defaults(command=_export)
+
+
 def _add_report(commands: "Subparsers") -> None:
     report = commands.add_parser("report", help="write a self-contained HTML report of a run")
     report.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
@@ -310,6 +341,13 @@ def _query(arguments: Namespace) -> int:
     from esper.scripts.telemetry_query import run_query  # see above
 
     return run_query(arguments)
+
+
+def _export(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_export import run_export  # see above
+
+    with interruptible():
+        return run_export(arguments)
 
 
 def _report(arguments: Namespace) -> int:

@@ -94,6 +94,11 @@ def _env_alarm_text(data: Payload) -> str | None:
             return f"slow subscriber {data.subscriber} lost {data.num_dropped} events"
         case payloads.LiveServerStopped():
             return f"the live server stopped ({data.reason}); the run goes on"
+        case engine_payloads.SinkStopped():
+            return (
+                f"the sink {data.sink} stopped at event {data.next_seq} ({data.reason}); the run "
+                "goes on"
+            )
         case payloads.MemoryWarning():
             return f"{data.device} is {data.used_fraction:.0%} full"
     return None

@@ -1,13 +1,13 @@
-"""SQL over runs: events are loaded into DuckDB, whose external access is then disabled."""
+"""SQL over runs: events are loaded into DuckDB, which then reads no other data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from esper import __distribution__
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import MissingExtraError, UsageError
 from esper.nissa.reading.lines import is_compressed
 from esper.nissa.reading.run_columns import read_run_configs
 from esper.nissa.reading.sql_views import VIEWS, view_sql
@@ -15,7 +15,7 @@ from esper.nissa.reading.sql_views import VIEWS, view_sql
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["QueryResult", "query_logs"]
+__all__ = ["QueryResult", "export_views", "query_logs"]
 
 _COLUMNS: Final = {
     "event_type": "VARCHAR",
@@ -44,28 +44,44 @@ class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
     """Run one statement over the events of these logs."""
+    with _loaded(logs) as connection:
+        # The statement may read the loaded data only: no files, no network, no extensions.
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        # Contrary to its type annotation, execute() returns None for an empty statement.
+        cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
+        if cursor is None:
+            raise UsageError("query: the statement is empty; --views lists the available views")
+        columns = [column[0] for column in cursor.description or ()]
+        return QueryResult(columns=columns, rows=cursor.fetchall())
+
+
+def export_views(logs: Sequence[Path], directory: Path, form: str) -> None:
+    """Write each view of these logs to `NAME.form` in a directory; `form` is parquet or csv."""
+    with _loaded(logs) as connection:
+        for name in VIEWS:
+            path = str(directory / f"{name}.{form}").replace("'", "''")
+            connection.execute(f"COPY (SELECT * FROM \"{name}\") TO '{path}' (FORMAT {form})")
+
+
+@contextmanager
+def _loaded(logs: Sequence[Path]) -> "Iterator[duckdb.DuckDBPyConnection]":
+    """Yield a database that has the events and the views; its errors become one sentence."""
     try:
         # Imported here because DuckDB is an optional dependency.
         import duckdb
     except ImportError:
-        raise UsageError(
-            f"query needs duckdb, which is not installed; pip install '{__distribution__}[query]'"
-        ) from None
+        raise MissingExtraError("query", "duckdb", "query") from None
     with duckdb.connect(":memory:") as connection:
         try:
             _load(connection, logs)
-            # Contrary to its type annotation, execute() returns None for an empty statement.
-            cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
-            if cursor is None:
-                raise UsageError("query: the statement is empty; --views lists the available views")
-            columns = [column[0] for column in cursor.description or ()]
-            return QueryResult(columns=columns, rows=cursor.fetchall())
+            yield connection
         except duckdb.Error as error:
             raise UsageError(f"query: {_one_sentence(error)}") from None
 
 
 def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None:
-    """Load the events into a table, create the views, then disable external access."""
+    """Load the events into a table and create the views."""
     columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _COLUMNS.items())
     connection.execute(
         f"CREATE TABLE lines AS SELECT * FROM read_json($files, format = 'newline_delimited', "
@@ -79,9 +95,6 @@ def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None
         connection.executemany("INSERT INTO run_configs VALUES (?, ?)", configs)
     for view in VIEWS.values():
         connection.execute(view_sql(view))
-    # The user's statement may read the loaded data only: no files, no network, no extensions.
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
 
 
 def _compression(logs: Sequence[Path]) -> str:

@@ -50,14 +50,15 @@ class LineFilter:
 
 
 def follow_file(
-    path: Path, *, is_following: bool, wait: Callable[[float], None] = time.sleep
+    path: Path, *, is_following: bool, wait: Callable[[float], object] = time.sleep
 ) -> Iterator[bytes]:
-    """Yield the lines of a file and, if following, lines appended later, indefinitely.
+    """Yield the lines of a file and, if following, lines appended later, until `wait` ends it.
 
     Args:
         path: a log; a compressed one is read once and cannot be followed.
         is_following: continue after the last line.
-        wait: called with the poll interval in seconds when there is no new line.
+        wait: called with the poll interval in seconds when there is no new line; it ends the
+            iteration by returning True.
     """
     if not is_following:
         yield from (line for line in read_lines(path) if line.strip())
@@ -69,8 +70,8 @@ def follow_file(
         while True:
             lines = follower.new_lines()
             yield from lines
-            if not lines:
-                wait(POLL_S)
+            if not lines and wait(POLL_S):
+                return
     finally:
         follower.close()
 

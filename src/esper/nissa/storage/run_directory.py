@@ -147,7 +147,7 @@ def build_manifest(
 
 
 def _without_private_parts(job: Job) -> Job:
-    """Shorten paths to their last component; remove the token and the server's address."""
+    """Shorten paths to their last component; remove addresses, the token and sinks' targets."""
     run = job.run
     profiler = msgspec.structs.replace(run.profiler, torch_dir=_last_part(run.profiler.torch_dir))
     return msgspec.structs.replace(
@@ -159,6 +159,7 @@ def _without_private_parts(job: Job) -> Job:
             save_path=None if run.save_path is None else _last_part(run.save_path),
             resume_path=None if run.resume_path is None else _last_part(run.resume_path),
             profiler=profiler,
+            sinks=tuple(text.partition(":")[0] for text in run.sinks),
             serve=None,
             serve_token=None,
         ),

@@ -1,6 +1,6 @@
 """Running a job: opens its directory and hub, and runs trainer and monitors on an event loop."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
@@ -8,6 +8,9 @@ from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, TelemetryLostError
 from esper.nissa.bus.hub import TelemetryHub, use_hub
+from esper.nissa.sinks.delivery import rewind_positions
+from esper.nissa.sinks.registry import check_sink
+from esper.nissa.sinks.sink_process import run_sink
 from esper.nissa.storage.run_directory import traces_directory
 from esper.simic.training.assembly.control_assembly import (
     build_watchdog,
@@ -62,7 +65,11 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
     """Run a checked job, put together from `parts`, to its end on its own event loop."""
     resumed = options.get("resumed")
     stop = StopFlag(options.get("shutdown_event"))
-    monitors = [*_monitors_for(job, options.get("watch")), *options.get("monitors", ())]
+    monitors = [
+        *_sinks_of(job),
+        *_monitors_for(job, options.get("watch")),
+        *options.get("monitors", ()),
+    ]
     share_one_heap()
     with one_thread_per_worker(), deterministic_gpu_math(job.training), stop_signals(stop):
         warm_up_math()
@@ -77,6 +84,7 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
             opened = open_run_directory(setup)
             with open_hub(opened, job) as hub:
                 engine.report_restarts_to(hub.emit)
+                rewind_positions(opened.run_dir, hub.next_seq)
                 if opened.event is not None:
                     hub.emit(opened.event)
                 state = run_event_loop(
@@ -100,6 +108,13 @@ def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
     from esper.karn.monitor import build_monitor  # a run that is not watched loads no server
 
     return (build_monitor(job.run, output),)
+
+
+def _sinks_of(job: Job) -> Iterator[Monitor]:
+    """Yield the sinks of a run; one that cannot be opened is an error before anything starts."""
+    for text in job.run.sinks:
+        check_sink(text, "--sink")
+        yield partial(run_sink, text, job.run.sink_deadline_s)
 
 
 def _announce(

@@ -123,6 +123,8 @@ def train_ppo_vectorized(
     serve: str | None = DEFAULTS.serve,
     serve_token: str | None = DEFAULTS.serve_token,
     serve_origins: Sequence[str] = DEFAULTS.serve_origins,
+    sinks: Sequence[str] = DEFAULTS.sinks,
+    sink_deadline_s: float = DEFAULTS.sink_deadline_s,
     quiet: bool = DEFAULTS.quiet,
     watch: TextIO | None = None,
     ready_event: CallerEvent | None = None,

@@ -1,0 +1,20 @@
+"""What the process of a sink reports to its run: one JSON object per line."""
+
+import msgspec
+
+__all__ = ["SinkFailure", "SinkPosition", "SinkReport"]
+
+
+class SinkPosition(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="position"):
+    """The sink has confirmed every event before this one."""
+
+    next_seq: int
+
+
+class SinkFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="failure"):
+    """The last line of a sink that cannot go on."""
+
+    reason: str
+
+
+SinkReport = SinkPosition | SinkFailure
