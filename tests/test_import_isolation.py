@@ -43,6 +43,11 @@ def test_telemetry_command_never_imports_torch(arguments: list[str]) -> None:
     assert loaded_after(code).isdisjoint(HEAVY)
 
 
+def test_the_server_for_agents_never_imports_torch() -> None:
+    code = "import esper.karn.mcp.server, mcp.server.lowlevel, mcp.server.stdio"
+    assert loaded_after(code).isdisjoint(HEAVY)
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["tasks"], ["presets"], ["config", "show"]])
 def test_train_command_answers_questions_without_torch(arguments: list[str]) -> None:
     code = (

@@ -48,6 +48,7 @@ NISSA_ALLOWED = {
 KARN_ALLOWED = {
     "view": set(),
     "console": {"view"},
+    "mcp": {"view"},
     "web": {"view"},
     "report": {"view", "web"},
 }

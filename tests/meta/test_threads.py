@@ -26,12 +26,14 @@ USERS = {
     "esper.nissa.bus.recording_hub": "a double of the hub; lanes emit to it, too",
     "esper.nissa.bus.hub": "a task waits for room in the inbox without blocking its loop",
     "esper.nissa.bus.subscribers": "a log is replayed from disk without blocking the loop",
+    "esper.nissa.reading.query": "a timer ends statements that take too long",
     "esper.nissa.live.app": "a search reads the log without blocking the loop",
     # The view runs without torch, in a process of its own.
     "esper.karn.console.console": "the screen is drawn on a thread: a terminal may block",
     "esper.karn.view.view_feed": "the view is built on a thread and shown by another",
     "esper.karn.view.followed_log": "a log is read without blocking the loop",
     "esper.karn.web.server_process": "waits for the server's end without blocking the loop",
+    "esper.karn.mcp.server": "runs are read without blocking the loop",
     # Below tolaria.
     "esper.kasmina.hosts.factory": "lanes build networks whose code draws from torch's generator",
     "esper.kasmina.hosts.staged": "tracing a module affects those that other threads run",

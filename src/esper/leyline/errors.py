@@ -25,11 +25,10 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 """
 
 import difflib
+import shlex
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import ClassVar
-
-from esper import __distribution__
 
 __all__ = [
     "ConfigError",
@@ -168,11 +167,9 @@ class NoDataError(UsageError):
 class MissingExtraError(UsageError):
     """Raised for a feature whose optional dependency is not installed."""
 
-    def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs {package}, which is not installed; "
-            f"pip install '{__distribution__}[{extra}]'"
-        )
+    def __init__(self, feature: str, package: str, requirement: str) -> None:
+        command = shlex.join(["pip", "install", requirement])
+        super().__init__(f"{feature} needs {package}, which is not installed; {command}")
 
 
 class TaskPluginError(UsageError):

@@ -43,6 +43,7 @@ def _build_parser() -> ArgumentParser:
     _add_export(commands)
     _add_report(commands)
     _add_serve(commands)
+    _add_mcp(commands)
     schema = commands.add_parser("schema", help="print the JSON Schema of the events")
     schema.set_defaults(command=_print_schema)
     return parser
@@ -283,6 +284,24 @@ def _add_serve(commands: "Subparsers") -> None:
     serve.set_defaults(command=_serve)
 
 
+def _add_mcp(commands: "Subparsers") -> None:
+    mcp = commands.add_parser(
+        "mcp",
+        help="serve runs to agents over the Model Context Protocol (requires the extra 'mcp')",
+        description="Serve runs to agents over the Model Context Protocol, on standard input and "
+        "output, read-only (requires the extra 'mcp'; SQL also 'query').",
+    )
+    mcp.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="directory of runs (default: runs)",
+    )
+    mcp.set_defaults(command=_mcp)
+
+
 # Each command imports only what it needs, which keeps the start-up time of `count` low. A signal
 # ends the process at once until then, and unwinds the command afterwards: readers have child
 # processes, and files are written under a temporary name. A query has neither, and a server
@@ -361,6 +380,12 @@ def _serve(arguments: Namespace) -> int:
     from esper.scripts.telemetry_view import run_serve  # see above
 
     return run_serve(arguments)
+
+
+def _mcp(arguments: Namespace) -> int:
+    from esper.scripts.telemetry_mcp import run_mcp  # see above
+
+    return run_mcp(arguments)
 
 
 def _print_schema(_: Namespace) -> int:

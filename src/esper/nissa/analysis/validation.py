@@ -23,7 +23,14 @@ from esper.nissa.storage.blocks import (
     parse_commit_record,
 )
 
-__all__ = ["Finding", "Validation", "validate_log", "validate_run"]
+__all__ = [
+    "ChecksumState",
+    "Finding",
+    "Validation",
+    "check_checksums",
+    "validate_log",
+    "validate_run",
+]
 
 MAX_SHOWN_PER_KIND: Final = 5
 OPERATIONAL_NAME: Final = "operational.jsonl"
@@ -55,6 +62,18 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     def is_valid(self) -> bool:
         """Check whether no problem was found."""
         return not self.num_findings
+
+
+class ChecksumState(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the bytes of a log are those that the run wrote."""
+
+    state: str
+    """`verified`, `damaged`, or `none` for a log without checksums."""
+    num_blocks: int
+    """Blocks that match their checksum."""
+    num_uncovered_bytes: int
+    """Bytes at the end that no checksum covers yet."""
+    problems: list[str]
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +112,20 @@ def validate_log(log: Path) -> Validation:
         num_uncovered_bytes=blocks.num_uncovered_bytes,
         num_findings=findings.counts,
         findings=findings.shown,
+    )
+
+
+def check_checksums(log: Path) -> ChecksumState:
+    """Compare a log with its checksums, and nothing else."""
+    if run_directory_of(log) is None or is_compressed(log):
+        return ChecksumState(state="none", num_blocks=0, num_uncovered_bytes=0, problems=[])
+    findings = _Findings()
+    blocks = _check_blocks(log, checksum_path(log), findings)
+    return ChecksumState(
+        state="damaged" if findings.counts else "verified",
+        num_blocks=blocks.num_blocks,
+        num_uncovered_bytes=blocks.num_uncovered_bytes,
+        problems=[finding.message for finding in findings.shown],
     )
 
 

@@ -1,12 +1,14 @@
 """SQL over runs: events are loaded into DuckDB, which then reads no other data."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from esper import __distribution__
 from esper.leyline.errors import MissingExtraError, UsageError
 from esper.nissa.reading.lines import is_compressed
 from esper.nissa.reading.run_columns import read_run_configs
@@ -15,7 +17,7 @@ from esper.nissa.reading.sql_views import VIEWS, view_sql
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["QueryResult", "export_views", "query_logs"]
+__all__ = ["Page", "QueryResult", "export_views", "query_logs"]
 
 _COLUMNS: Final = {
     "event_type": "VARCHAR",
@@ -33,6 +35,8 @@ _COLUMNS: Final = {
 _HINTS: Final = ("Candidate", "Did you mean")
 """How the lines of DuckDB's messages begin that name what could have been meant."""
 _MAX_OBJECT_BYTES: Final = 16 << 20
+SKIPPED_ROWS: Final = 1000
+"""Rows before a page are fetched in pieces, so that they do not fill memory."""
 
 
 class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,18 +46,49 @@ class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[tuple[object, ...]]
 
 
-def query_logs(logs: Sequence[Path], sql: str) -> QueryResult:
-    """Run one statement over the events of these logs."""
+class Page(NamedTuple):
+    """Which rows of a result are wanted, and how long the statement may take."""
+
+    limit: int
+    offset: int
+    deadline_s: float
+
+
+def query_logs(logs: Sequence[Path], sql: str, page: Page | None = None) -> QueryResult:
+    """Run one statement over the events of these logs.
+
+    Args:
+        logs: the logs of any number of runs.
+        sql: the statement.
+        page: returns one row more than its limit if there are more; None returns all rows.
+    """
     with _loaded(logs) as connection:
         # The statement may read the loaded data only: no files, no network, no extensions.
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
-        # Contrary to its type annotation, execute() returns None for an empty statement.
-        cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
-        if cursor is None:
-            raise UsageError("query: the statement is empty; --views lists the available views")
-        columns = [column[0] for column in cursor.description or ()]
+        if page is None:
+            return _executed(connection, sql, None)
+        # A statement of an agent may never end.
+        timer = threading.Timer(page.deadline_s, connection.interrupt)
+        timer.start()
+        try:
+            return _executed(connection, sql, page)
+        finally:
+            timer.cancel()
+
+
+def _executed(connection: "duckdb.DuckDBPyConnection", sql: str, page: Page | None) -> QueryResult:
+    # Contrary to its type annotation, execute() returns None for an empty statement.
+    cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
+    if cursor is None:
+        raise UsageError("query: the statement is empty; --views lists the available views")
+    columns = [column[0] for column in cursor.description or ()]
+    if page is None:
         return QueryResult(columns=columns, rows=cursor.fetchall())
+    for _ in range(page.offset // SKIPPED_ROWS):
+        cursor.fetchmany(SKIPPED_ROWS)
+    cursor.fetchmany(page.offset % SKIPPED_ROWS)
+    return QueryResult(columns=columns, rows=cursor.fetchmany(page.limit + 1))
 
 
 def export_views(logs: Sequence[Path], directory: Path, form: str) -> None:
@@ -71,7 +106,7 @@ def _loaded(logs: Sequence[Path]) -> "Iterator[duckdb.DuckDBPyConnection]":
         # Imported here because DuckDB is an optional dependency.
         import duckdb
     except ImportError:
-        raise MissingExtraError("query", "duckdb", "query") from None
+        raise MissingExtraError("query", "duckdb", f"{__distribution__}[query]") from None
     with duckdb.connect(":memory:") as connection:
         try:
             _load(connection, logs)

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Final, NamedTuple, cast
 
+from esper import __distribution__
 from esper.leyline.errors import ConfigError, MissingExtraError, UnknownNameError
 from esper.nissa.sinks.contract import SinkOpener
 
@@ -19,15 +20,18 @@ ENTRY_POINT_GROUP: Final = "esper.sinks"
 class _Builtin(NamedTuple):
     module: str
     """Has a function `open_sink`."""
-    extra: str | None = None
-    """The package that it needs and the extra that installs it, which have one name."""
+    package: str | None = None
+    """What it needs, and the extra that installs it."""
+    extra: str = ""
     needs_target: bool = False
 
 
 _BUILTINS: Final[Mapping[str, _Builtin]] = {
     "jsonl": _Builtin("esper.nissa.sinks.jsonl_sink", needs_target=True),
-    "tensorboard": _Builtin("esper.nissa.sinks.tensorboard_sink", "tensorboard"),
-    "wandb": _Builtin("esper.nissa.sinks.wandb_sink", "wandb"),
+    "tensorboard": _Builtin(
+        "esper.nissa.sinks.tensorboard_sink", "tensorboard", f"{__distribution__}[tensorboard]"
+    ),
+    "wandb": _Builtin("esper.nissa.sinks.wandb_sink", "wandb", f"{__distribution__}[wandb]"),
 }
 
 
@@ -61,8 +65,8 @@ def check_sink(text: str, source: str) -> SinkSpec:
     if builtin is None:
         _plugin(spec.name)
         return spec
-    if builtin.extra is not None and find_spec(builtin.extra) is None:
-        raise MissingExtraError(f"{source} {spec.name}", builtin.extra, builtin.extra)
+    if builtin.package is not None and find_spec(builtin.package) is None:
+        raise MissingExtraError(f"{source} {spec.name}", builtin.package, builtin.extra)
     if builtin.needs_target and spec.target is None:
         raise ConfigError(f"{source} {text}: expected a path, such as {spec.name}:events.jsonl")
     return spec

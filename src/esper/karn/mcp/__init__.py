@@ -1,0 +1,1 @@
+"""Runs for agents: a read-only server of the Model Context Protocol."""
