@@ -220,6 +220,7 @@ ASSETS = sorted(path for path in SOURCE_ROOT.rglob("*") if path.suffix in (".js"
 WRITTEN = "a field of what is written to a log, a file or the page, and read there"
 BY_NAME = "becomes the field of an event of the same name"
 LIBRARY = "for users of the library"
+PLUGIN = "loaded by the name of its module"
 COMMAND = "what an installed command calls"
 DOUBLE = "an official double, for the tests of users too"
 CALLED = "called by the framework that it overrides"
@@ -228,6 +229,7 @@ REPLACED = "an option that tests replace: another file system, limit or clock"
 
 ALLOWED: dict[str, str] = {
     "esper.karn.report.comparison_tables.differences_table.contrasts": TOOLS,
+    "esper.karn.mcp.messages.*": WRITTEN,
     "esper.karn.view.snapshot.*": WRITTEN,
     "esper.kasmina.blueprints.registry.blueprint_params": LIBRARY,
     "esper.kasmina.blueprints.seed.Seed.birth": TOOLS,
@@ -250,9 +252,11 @@ ALLOWED: dict[str, str] = {
     "esper.scripts.cli.CommandParser.parse_known_args": CALLED,
     "esper.scripts.commands.telemetry": COMMAND,
     "esper.scripts.commands.train": COMMAND,
+    "esper.nissa.analysis.validation.ChecksumState.*": WRITTEN,
     "esper.nissa.bus.hub.HubStatistics.*": LIBRARY,
     "esper.nissa.bus.hub.SinkStatistics.*": LIBRARY,
     "esper.nissa.bus.hub.flush.timeout_s": LIBRARY,
+    "esper.nissa.sinks.*_sink.open_sink": PLUGIN,
     "esper.nissa.storage.journal.Journal.recovery": LIBRARY,
     "esper.nissa.storage.journal.Recovery.*": LIBRARY,
     "esper.nissa.storage.journal.claim_run.files": REPLACED,
@@ -262,7 +266,6 @@ ALLOWED: dict[str, str] = {
     "esper.nissa.live.protocols.*Protocol.*": CALLED,
     "esper.nissa.live.server._*": CALLED,
     "esper.nissa.live.app.build_app.max_connections": REPLACED,
-    "esper.nissa.reading.tailing.follow_file.wait": REPLACED,
     "esper.nissa.bus.recording_hub.RecordingHub*": DOUBLE,
     "esper.nissa.bus.recording_hub.flush.timeout_s": DOUBLE,
     "esper.runtime.downloads.download.limit_s": REPLACED,

@@ -68,6 +68,7 @@ CASES = {
     "--serve": Case("", "run.serve", DEFAULT_SERVER_ADDRESS),
     "--serve-token": Case("word", "run.serve_token", "(hidden)"),
     "--serve-origins": Case("http://a:1 http://b:2", "run.serve_origins", ["http://a:1", "http://b:2"]),
+    "--sink": Case("wandb:a --sink jsonl:b", "run.sinks", ["wandb:a", "jsonl:b"]),
     "--quiet": Case("", "run.quiet", True),
     "--no-phase-profiler": Case("", "run.profiler.phases", False),
     "--torch-profiler": Case("", "run.profiler.torch", True),

@@ -29,6 +29,7 @@ from esper.karn.mcp.messages import (
 )
 from esper.karn.mcp.tools import RunTools
 from esper.leyline.errors import EsperError, MissingExtraError, UnknownNameError
+from esper.leyline.untyped_json import decode_json
 from esper.version import __version__
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ async def _call_tool(
     except (EsperError, msgspec.ValidationError) as error:
         return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
     return CallToolResult(
-        content=[TextContent(text=answer.decode())], structured_content=msgspec.json.decode(answer)
+        content=[TextContent(text=answer.decode())], structured_content=decode_json(answer)
     )
 
 
