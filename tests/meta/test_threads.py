@@ -41,7 +41,6 @@ USERS = {
     # Below tolaria, and without torch.
     "esper.nissa.analysis.child_process": "a child reads requests while it works on one",
     "esper.leyline.stop_signals": "only the main thread may install signal handlers",
-    "esper.simic.evaluation.compare": "runs of a comparison are executed side by side",
 }
 """Modules outside tolaria that know threads, and what for."""
 

@@ -3,10 +3,9 @@
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 import msgspec
@@ -24,6 +23,7 @@ from esper.simic.evaluation.summary import summarize
 from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker, warm_up_math
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.tolaria.devices import resolve_device, resolve_env_devices
+from esper.tolaria.side_by_side import results_side_by_side
 from esper.tolaria.stopping import CallerEvent, StopFlag
 from esper.tolaria.supervisor import stop_signals
 
@@ -186,14 +186,6 @@ def _is_on_cpu(job: Job) -> bool:
     return {item.type for item in (device, *envs)} == {"cpu"}
 
 
-def _cause_among(waiting: Sequence[Future[None]]) -> BaseException | None:
-    """Return the original failure: the other runs may only have been stopped because of it."""
-    errors = (done.exception() for done in waiting if done.done() and not done.cancelled())
-    return next(
-        (error for error in errors if error and not isinstance(error, InterruptedRunError)), None
-    )
-
-
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Workbench:
     """Reuses saved runs or executes them."""
@@ -214,30 +206,9 @@ class _Workbench:
     def run_side_by_side(self, chains: Sequence[_Chain]) -> None:
         """Execute as many runs at a time as there are workers; after a failure none is started."""
         num_runs = num_lanes_for(self.job.run.workers or self.job.run.lanes, len(chains))
-        made: SimpleQueue[_Made | Future[None]] = SimpleQueue()
-        with ThreadPoolExecutor(num_runs, thread_name_prefix="esper-run") as pool:
-            waiting = [pool.submit(self._hand_over, chain, made) for chain in chains]
-            for ended in waiting:
-                ended.add_done_callback(made.put)
-            num_left = len(waiting)
-            try:
-                while num_left:
-                    match made.get():
-                        case _Made() as one:
-                            self._report(one)
-                        case ended:
-                            ended.result()
-                            num_left -= 1
-            except BaseException as error:
-                pool.shutdown(cancel_futures=True)
-                while not made.empty():  # saved meanwhile
-                    if isinstance(last := made.get(), _Made):
-                        self._report(last)
-                raise _cause_among(waiting) or error from None
-
-    def _hand_over(self, chain: _Chain, made: SimpleQueue[_Made | Future[None]]) -> None:
-        for one in self._follow(chain, is_alone=False):
-            made.put(one)
+        series = [partial(self._follow, chain, is_alone=False) for chain in chains]
+        for made in results_side_by_side(series, num_runs):
+            self._report(made)
 
     def _report(self, made: _Made) -> None:
         if self.progress is not None:
