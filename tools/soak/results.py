@@ -77,6 +77,9 @@ PROMISES = {
     "L20": "The tests of journal, blocks, resuming and access rules notice small defects in them: "
     "operators, constants and conditions changed, calls, errors and return values removed. "
     "Annotations, docstrings, texts of errors and flags of data classes are left alone.",
+    "L21": "One SIGINT or SIGTERM at any moment ends a run on worker processes or on a local Ray "
+    "with exit code 130, a valid log and no traceback, and leaves neither a process nor a file "
+    "outside its directory.",
 }
 """The property that each row tests."""
 
@@ -163,7 +166,7 @@ def document_of(results: Results) -> str:
         "`make soak` runs the long form of every test; `tests/reliability` contains a quick form "
         "of each for the normal test suite (L7: `tests/tools/test_soak.py`; L18, L19: "
         "`tests/simic/training/test_worker_process.py`, `test_ray_worker.py`; L20: "
-        "`tests/tools/test_mutants.py`).",
+        "`tests/tools/test_mutants.py`; L21: `test_worker_processes.py` and `test_ray_worker.py`).",
     ]
     for name, promise in PROMISES.items():
         parts.append(f"## {name}\n\n{promise}")

@@ -35,10 +35,11 @@ MODULES = {
     "L18": ("process_kills",),
     "L19": ("actor_kills",),
     "L20": ("mutants",),
+    "L21": ("engine_signals",),
 }
 LONG = ("L17", "L10", "L16", "L6")
 """Started first, so that no core is left without work at the end."""
-ALONE = ("L9", "L13")
+ALONE = ("L9", "L13", "L21")
 """They measure time, so each runs alone after the others."""
 
 
