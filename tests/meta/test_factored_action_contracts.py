@@ -18,7 +18,7 @@ PROMISED = {
     *("entropy_coef_per_head", "telemetry", "telemetry_dir", "profiler", "gpu_preload", "amp"),
     *("amp_dtype", "compile_mode", "max_seeds", "lr", "clip_ratio", "gamma", "gae_lambda"),
     *("ppo_updates_per_batch", "recurrent_n_epochs", "value_coef", "lstm_hidden_dim"),
-    *("ready_event", "shutdown_event"),
+    *("ready_event", "shutdown_event", "sinks", "serve", "progress", "on_event"),
 }
 RETIRED = {"recurrent", "factored"}
 """The policy is both, always."""
@@ -42,7 +42,9 @@ def test_every_parameter_is_a_keyword_with_a_default() -> None:
 def test_every_key_of_the_configuration_is_a_parameter() -> None:
     keys = {*TrainingConfig.__struct_fields__, *RunOptions.__struct_fields__}
     assert keys <= set(parameters())
-    assert set(parameters()) - keys == {"watch", "ready_event", "shutdown_event"}
+    assert set(parameters()) - keys == {
+        *("progress", "watch", "on_event", "ready_event", "shutdown_event")
+    }
 
 
 def test_not_given_has_a_value_of_its_own_that_help_shows() -> None:

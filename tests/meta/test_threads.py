@@ -27,6 +27,7 @@ USERS = {
     "esper.nissa.bus.hub": "a task waits for room in the inbox without blocking its loop",
     "esper.nissa.bus.subscribers": "a log is replayed from disk without blocking the loop",
     "esper.nissa.reading.query": "a timer ends statements that take too long",
+    "esper.nissa.sinks.callback": "a caller's function is called without blocking the loop",
     "esper.nissa.sinks.sink_process": "waits for a sink's end without blocking the loop",
     "esper.nissa.live.app": "a search reads the log without blocking the loop",
     # The view runs without torch, in a process of its own.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from esper.leyline.config import RunOptions, TrainingConfig
+from esper.leyline.config import DEFAULT_SERVER_ADDRESS, RunOptions, TrainingConfig
 from esper.leyline.errors import InvalidValueError
 from esper.leyline.jobs import Layer
 
@@ -60,6 +60,8 @@ def layer_from_arguments(arguments: Mapping[str, object]) -> Layer:
 
 
 def _plain(key: str, value: object) -> object:
+    if key == "run.serve" and isinstance(value, bool):
+        return DEFAULT_SERVER_ADDRESS if value else None
     try:
         return msgspec.to_builtins(value, enc_hook=os.fspath)
     except TypeError:

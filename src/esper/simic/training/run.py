@@ -3,15 +3,21 @@
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import Any, TextIO, TypeAlias, TypedDict, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias, TypedDict, Unpack
+
+from torch import nn
 
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, TelemetryLostError
+from esper.leyline.telemetry import Event
 from esper.nissa.bus.hub import TelemetryHub, use_hub
+from esper.nissa.sinks.callback import run_callback
 from esper.nissa.sinks.delivery import rewind_positions
 from esper.nissa.sinks.registry import check_sink
 from esper.nissa.sinks.sink_process import run_sink
 from esper.nissa.storage.run_directory import traces_directory
+from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.training.assembly.control_assembly import (
     build_watchdog,
     start_control,
@@ -27,17 +33,21 @@ from esper.simic.training.assembly.machine import (
 )
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
-from esper.simic.training.assembly.trainer_assembly import build_trainer
+from esper.simic.training.assembly.trainer_assembly import GROWN_FILE, build_trainer
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.grown import load_grown
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.run_opening import command_for, open_hub, open_run_directory
-from esper.simic.training.run_result import TrainingResult
+from esper.simic.training.run_result import TrainingHistory, TrainingResult
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import CallerEvent, StopFlag
 from esper.tolaria.supervisor import stop_signals, supervise
 
-__all__ = ["Monitor", "RunJobOptions", "run_job"]
+if TYPE_CHECKING:
+    from esper.karn.view.snapshot import Verdict
+
+__all__ = ["Monitor", "RunJobOptions", "TrainedPolicy", "run_job"]
 
 Monitor: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
 """Shows a run: gets its hub, and ends with the run's log."""
@@ -55,10 +65,37 @@ class RunJobOptions(TypedDict, total=False):
     """Where progress is printed; None prints none."""
     monitors: Sequence[Monitor]
     """What else shows the run, besides the console and server that `job.run` asks for."""
+    on_event: Callable[[Event], object] | None
+    """Called with every event of this execution, on a thread of its own."""
     shutdown_event: CallerEvent | None
     """Set it to stop the run at the next cancellation point."""
     ready_event: CallerEvent | None
     """Set when everything is built and the first round begins."""
+
+
+class TrainedPolicy(NamedTuple):
+    """An agent and the summaries of its rounds, and what else its run has left behind."""
+
+    agent: PPOAgent
+    history: TrainingHistory
+
+    @property
+    def run_dir(self) -> Path:
+        """Return the directory of the run."""
+        return self.history.result.run_dir
+
+    @property
+    def grown(self) -> nn.Module | None:
+        """Load the best network that the run has grown; None for a task without networks."""
+        path = self.run_dir / GROWN_FILE
+        return load_grown(path) if path.exists() else None
+
+    @property
+    def verdict(self) -> "Verdict":
+        """Return what the dashboard says of the run: whether the policy learns, and why."""
+        from esper.karn.view.view_feed import read_run  # a run that is not watched loads no view
+
+        return read_run(self.run_dir).snapshot().verdict
 
 
 def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> TrainingResult:
@@ -85,6 +122,8 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
             with open_hub(opened, job) as hub:
                 engine.report_restarts_to(hub.emit)
                 rewind_positions(opened.run_dir, hub.next_seq)
+                if (callback := options.get("on_event")) is not None:
+                    monitors.append(partial(run_callback, callback, hub.next_seq))
                 if opened.event is not None:
                     hub.emit(opened.event)
                 state = run_event_loop(

@@ -5,7 +5,8 @@ The names that tests and users may replace (`get_hub`, `RewardNormalizer`, `Shar
 here when a run is put together.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO, TypeAlias, Unpack
 
@@ -20,6 +21,7 @@ from esper.leyline.config import (
 )
 from esper.leyline.rewards import LossRewardConfig, RewardConfig
 from esper.leyline.stages import LifecycleRules
+from esper.leyline.telemetry import Event
 from esper.nissa.bus.hub import get_hub
 from esper.runtime.batches import SharedBatchIterator
 from esper.simic.agent.ppo_agent import PPOAgent
@@ -32,7 +34,7 @@ from esper.simic.training import run
 from esper.simic.training.arguments import DEFAULTS, layer_from_arguments
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.checkpoints.resuming import resolve_job
-from esper.simic.training.run import RunJobOptions
+from esper.simic.training.run import RunJobOptions, TrainedPolicy
 from esper.simic.training.run_opening import POLICY_COMMAND
 from esper.simic.training.run_result import TrainingHistory, TrainingResult
 from esper.tolaria.stopping import CallerEvent
@@ -120,40 +122,49 @@ def train_ppo_vectorized(
     checkpoint_every: int = DEFAULTS.checkpoint_every,
     save_path: Path | str | None = DEFAULTS.save_path,
     resume_path: Path | str | None = DEFAULTS.resume_path,
-    serve: str | None = DEFAULTS.serve,
+    serve: str | bool | None = DEFAULTS.serve,
     serve_token: str | None = DEFAULTS.serve_token,
     serve_origins: Sequence[str] = DEFAULTS.serve_origins,
     sinks: Sequence[str] = DEFAULTS.sinks,
     sink_deadline_s: float = DEFAULTS.sink_deadline_s,
     quiet: bool = DEFAULTS.quiet,
+    progress: bool = False,
     watch: TextIO | None = None,
+    on_event: Callable[[Event], object] | None = None,
     ready_event: CallerEvent | None = None,
     shutdown_event: CallerEvent | None = None,
-) -> tuple[PPOAgent, TrainingHistory]:
+) -> TrainedPolicy:
     """Train a policy that decides what grows; return its agent and the summaries of its rounds.
 
-    There is a summary for each of the last 1,000 rounds; the log in `history.result.run_dir` has
-    all of them. The parameters are the keys of `TrainingConfig` and `RunOptions`, where each is
-    explained. What is passed is used; what is not given takes the checkpoint's value with
-    `resume_path`, else the preset's, the task's or the configuration's own. A nested table may be
-    given whole, as its struct, or in part, as a mapping: `reward={"rent_weight": 0.3}`.
-    `n_episodes` counts rounds and `max_epochs` the steps of an episode.
+    What is returned unpacks to `(agent, history)`, and has the attributes `run_dir`, `grown` (the
+    best network) and `verdict`. There is a summary for each of the last 1,000 rounds; the log in
+    `run_dir` has all of them.
 
-    `watch` is a stream that progress is printed to, such as `sys.stdout`; with `serve`, such as
-    "127.0.0.1:8765", there is a dashboard as well. `ready_event` is set when everything is built;
-    set `shutdown_event` to stop the run at the next cancellation point.
+    The parameters are the keys of `TrainingConfig` and `RunOptions`, where each is explained. What
+    is passed is used; what is not given takes the checkpoint's value with `resume_path`, else the
+    preset's, the task's or the configuration's own. A nested table may be given whole, as its
+    struct, or in part, as a mapping: `reward={"rent_weight": 0.3}`. `n_episodes` counts rounds and
+    `max_epochs` the steps of an episode.
+
+    `progress` prints the progress of the run: to standard output, or with rich's display in a
+    notebook; `watch` is another stream for it. With `serve=True`, or an address such as
+    "127.0.0.1:8765", there is a dashboard as well. `sinks` are what gets the events as well, such
+    as "tensorboard". `on_event` is called with every event, in order, on a thread of its own; if
+    it raises, it is not called again and the run goes on. `ready_event` is set when everything is
+    built; set `shutdown_event` to stop the run at the next cancellation point.
     """
     job, resumed = resolve_job([("train_ppo_vectorized", layer_from_arguments(locals()))])
     result = run_job(
         job,
         command=POLICY_COMMAND,
         resumed=resumed,
-        watch=watch,
+        watch=sys.stdout if progress and watch is None else watch,
+        on_event=on_event,
         shutdown_event=shutdown_event,
         ready_event=ready_event,
     )
     assert result.agent is not None, "a policy has an agent"
-    return result.agent, TrainingHistory(result)
+    return TrainedPolicy(result.agent, TrainingHistory(result))
 
 
 def run_job(job: Job, **options: Unpack[RunJobOptions]) -> TrainingResult:
