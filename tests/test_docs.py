@@ -73,6 +73,20 @@ def test_the_exports_of_the_page_about_sinks_write_what_it_says(tmp_path: Path) 
     assert (tmp_path / "tables" / "rounds.csv").exists()
 
 
+def test_the_sweep_of_the_page_about_sweeps_lists_its_trials_and_runs(tmp_path: Path) -> None:
+    (table,) = code_blocks("sweeps.md", "toml")
+    (commands,) = code_blocks("sweeps.md", "sh")
+    (opening,) = code_blocks("sweeps.md", "python")
+    (tmp_path / "sweep.toml").write_text(table)
+
+    done = run_shell(f"{commands}python -c '{opening}'", tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^trial \d (?:complete|pruned): ", done.stdout, re.MULTILINE)) == 2
+    assert done.stdout.count("sweep=lr trial=") == 4
+    assert "'training.lr'" in done.stdout
+
+
 def events_of(lines: list[str]) -> dict[int, Event]:
     decoded = [decode_event(line[2:]) for line in lines if line.startswith('< {"event_type"')]
     return {event.seq: event for event in decoded}

@@ -42,6 +42,7 @@ USERS = {
     # Below tolaria, and without torch.
     "esper.nissa.analysis.child_process": "a child reads requests while it works on one",
     "esper.leyline.stop_signals": "only the main thread may install signal handlers",
+    "esper.simic.evaluation.sweep": "a trial that is pruned stops its run, from another thread",
 }
 """Modules outside tolaria that know threads, and what for."""
 

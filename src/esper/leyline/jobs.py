@@ -26,7 +26,7 @@ from esper.leyline.tasks import TASKS, TaskSpec, preset_named, task_named
 from esper.leyline.telemetry import TelemetryLevel
 from esper.leyline.untyped_json import decode_json
 
-__all__ = ["Layer", "layer_from_text", "merge_job", "merge_layers"]
+__all__ = ["Layer", "layer_from_text", "merge_job", "merge_layers", "nested_layer"]
 
 Layer: TypeAlias = Mapping[str, object]
 """Some of a job's keys: tables `training` and `run`, as a file has them."""
@@ -90,6 +90,14 @@ def merge_layers(layers: Iterable[tuple[str, Layer]]) -> Layer:
     for _, layer in layers:
         merged = _overlay(merged, layer)
     return merged
+
+
+def nested_layer(key: str, value: object) -> Layer:
+    """Return the layer that sets one dotted key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
 
 
 def _last_named(layers: Sequence[tuple[str, Layer]], key: str) -> str | None:

@@ -10,12 +10,12 @@ import msgspec
 
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS, Job
 from esper.leyline.errors import ConfigError, UnreadableFileError
-from esper.leyline.jobs import Layer, layer_from_text
+from esper.leyline.jobs import Layer, layer_from_text, nested_layer
 from esper.leyline.tasks import TASKS
 from esper.leyline.untyped_json import decode_json
 from esper.nissa.storage.files import read_limited
 
-__all__ = ["FLAGS", "JobFlag", "add_job_flags", "layers_from"]
+__all__ = ["FLAGS", "JobFlag", "add_job_flags", "layers_from", "read_layer"]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 LOOPBACK: Final = DEFAULT_SERVER_ADDRESS.partition(":")[0]
@@ -324,12 +324,12 @@ def layers_from(arguments: Namespace) -> list[tuple[str, Layer]]:
     """Return the layers of file, flags and `--set`, in order of increasing precedence."""
     layers: list[tuple[str, Layer]] = []
     if arguments.config is not None:
-        layers.append((arguments.config, _read_layer(Path(arguments.config))))
+        layers.append((arguments.config, read_layer(Path(arguments.config))))
     for flag in ALL_FLAGS:
         value = getattr(arguments, flag.attribute)
         if value is not None:
             value = _pairs(flag.name, value) if flag.is_pair else value
-            layers.append((flag.name, _nested(flag.key, value)))
+            layers.append((flag.name, nested_layer(flag.key, value)))
     layers.extend((f"--set {text}", _layer_from_setting(text)) for text in arguments.set)
     return layers
 
@@ -344,7 +344,8 @@ def _pairs(flag: str, texts: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _read_layer(path: Path) -> Layer:
+def read_layer(path: Path) -> Layer:
+    """Read a configuration file."""
     try:
         text = read_limited(path, MAX_CONFIG_BYTES, "configuration").decode()
     except UnicodeDecodeError:
@@ -358,13 +359,6 @@ def _layer_from_setting(text: str) -> Layer:
     if not separator or not key:
         raise ConfigError(f"--set {text}: expected KEY=VALUE, such as training.lr=0.001")
     try:
-        return _nested(key, decode_json(raw))
+        return nested_layer(key, decode_json(raw))
     except ValueError:
-        return _nested(key, raw)
-
-
-def _nested(key: str, value: object) -> Layer:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    assert isinstance(value, dict)
-    return value
+        return nested_layer(key, raw)

@@ -24,6 +24,7 @@ from esper.scripts.terminal import dispensable_output, print_json
 from esper.scripts.train_check import add_check_flags, run_check
 from esper.scripts.train_compare import add_compare_flags, run_compare
 from esper.scripts.train_eval import add_eval_flags, run_eval
+from esper.scripts.train_sweep import add_sweep_flags, run_sweep_command
 
 if TYPE_CHECKING:
     from esper.simic.training.run_result import TrainingResult
@@ -69,6 +70,14 @@ def _build_parser() -> ArgumentParser:
     )
     add_compare_flags(compare)
     compare.set_defaults(command=run_compare)
+    sweep = commands.add_parser(
+        "sweep",
+        help="search configurations with Optuna (requires the extra 'search')",
+        description="Search configurations for the best task return, with Optuna.",
+        usage="%(prog)s --config FILE [options]",
+    )
+    add_sweep_flags(sweep)
+    sweep.set_defaults(command=run_sweep_command)
     check = commands.add_parser(
         "check", help="check a machine: equal bits on every engine, fences, memory, speed"
     )

@@ -1,0 +1,261 @@
+"""Sweeps: searches configurations with Optuna; a trial is a run for each of some seeds."""
+
+import contextlib
+import fcntl
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Final
+
+from esper import __distribution__
+from esper.leyline.config import Job
+from esper.leyline.errors import (
+    ConfigError,
+    EsperError,
+    ExitCode,
+    InterruptedRunError,
+    MissingExtraError,
+    UsageError,
+)
+from esper.leyline.jobs import Layer, merge_job, nested_layer
+from esper.leyline.payloads import BatchEpochCompleted
+from esper.leyline.sweeps import Dimension, Setting, SweepReport, SweepSpec, TrialRow
+from esper.leyline.telemetry import Event
+from esper.runtime.tasks import all_tasks
+from esper.simic.training.vectorized import run_job
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["run_sweep"]
+
+_RUNS: Final = "runs"
+_REASON: Final = "reason"
+_STATES: Final = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+
+_Named = Sequence[tuple[str, Layer]]
+
+
+def run_sweep(spec: SweepSpec, layers: _Named, note: Callable[[TrialRow], object]) -> SweepReport:
+    """Run the trials that the study still lacks, and return all of them.
+
+    Args:
+        spec: what is searched.
+        layers: the configuration that the settings of a trial are laid over.
+        note: called with each trial when it has ended.
+    """
+    if find_spec("optuna") is None:
+        raise MissingExtraError("sweep", "optuna", f"{__distribution__}[search]")
+    _check_space(spec, layers)
+    study = _open_study(spec)
+    with _share(spec, study):
+        while _num_finished(study) < spec.trials:
+            trial = study.ask()
+            _run_trial(study, trial, spec, layers)
+            note(_row(study.trials[trial.number]))
+    return SweepReport(name=spec.name, storage=spec.location, trials=_ranking(study))
+
+
+def _check_space(spec: SweepSpec, layers: _Named) -> None:
+    """Raise an error if a key cannot be configured, or has no value that can."""
+    for key, dimension in spec.space.items():
+        errors = [error for it in dimension.ends() if (error := _error_of(layers, key, it))]
+        # One that does not fit the rest may fit other settings of a trial.
+        if len(errors) == len(dimension.ends()):
+            raise errors[0]
+
+
+def _error_of(layers: _Named, key: str, value: Setting) -> ConfigError | None:
+    try:
+        merge_job(*layers, ("sweep.space", nested_layer(key, value)), tasks=all_tasks())
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _open_study(spec: SweepSpec) -> "optuna.Study":
+    # Imported here because Optuna is an optional dependency.
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if spec.is_pruned:
+        pruner = optuna.pruners.MedianPruner(spec.startup_trials, spec.warmup_rounds)
+    study = optuna.create_study(
+        study_name=spec.name,
+        storage=_storage(spec.location),
+        direction="maximize",
+        pruner=pruner,
+        load_if_exists=True,
+    )
+    # Else a sweep that is continued would draw the same settings again.
+    seed = spec.sampler_seed + len(study.trials)
+    study.sampler = optuna.samplers.TPESampler(seed=seed)
+    return study
+
+
+def _storage(location: str) -> "optuna.storages.BaseStorage | str":
+    from optuna.storages import JournalStorage  # see above
+    from optuna.storages.journal import JournalFileBackend  # see above
+
+    return location if "://" in location else JournalStorage(JournalFileBackend(location))
+
+
+@contextlib.contextmanager
+def _share(spec: SweepSpec, study: "optuna.Study") -> Iterator[None]:
+    """Mark the study as being searched; trials of a command that was killed are tried again."""
+    # Optuna has a lock of its own beside a journal, whose name ends in `.lock`.
+    path = Path(f"{spec.name if '://' in spec.location else spec.location}.in-use")
+    with path.open("wb") as file:
+        with contextlib.suppress(BlockingIOError):  # others search it as well
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for trial in study.trials:
+                if trial.state.name == "RUNNING":
+                    study.tell(trial.number, state=_state("FAIL"))
+                    study.enqueue_trial(trial.params)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+    # Left in place: another command may be about to lock it.
+
+
+def _state(name: str) -> "optuna.trial.TrialState":
+    from optuna.trial import TrialState  # see above
+
+    return TrialState[name]
+
+
+def _num_finished(study: "optuna.Study") -> int:
+    """Count trials with a result, and those that failed for a reason of their own."""
+    return sum(
+        trial.state.name in ("COMPLETE", "PRUNED") or _REASON in trial.user_attrs
+        for trial in study.trials
+    )
+
+
+def _run_trial(
+    study: "optuna.Study", trial: "optuna.Trial", spec: SweepSpec, layers: _Named
+) -> None:
+    settings = {key: _draw(trial, key, it) for key, it in spec.space.items()}
+    watch = _TrialWatch(trial, spec)
+    try:
+        for index in range(spec.seeds):
+            job = _job(spec, layers, settings, trial.number, index)
+            watch.begin(job)
+            result = run_job(job, on_event=watch.note, shutdown_event=watch.stop)
+            watch.end(result.run_dir)
+    except InterruptedRunError:
+        if watch.stop.is_set():
+            study.tell(trial, state=_state("PRUNED"))
+            return
+        study.tell(trial, state=_state("FAIL"))
+        study.enqueue_trial(trial.params)
+        raise InterruptedRunError(
+            f"sweep {spec.name}: {_num_finished(study)} of {spec.trials} trials are finished; the "
+            "same command continues"
+        ) from None
+    except EsperError as error:
+        if error.exit_code not in (ExitCode.FAILED, ExitCode.USAGE):
+            raise
+        trial.set_user_attr(_REASON, str(error))
+        study.tell(trial, state=_state("FAIL"))
+        return
+    study.tell(trial, fmean(watch.values))
+
+
+def _draw(trial: "optuna.Trial", key: str, dimension: Dimension) -> Setting:
+    low, high, step = dimension.low, dimension.high, dimension.step
+    value: Setting
+    if dimension.choices:
+        value = trial.suggest_categorical(key, dimension.choices)
+        return value
+    assert low is not None
+    assert high is not None
+    if isinstance(low, int) and isinstance(high, int) and isinstance(step, int | None):
+        value = trial.suggest_int(key, low, high, step=step or 1, log=dimension.log)
+    else:
+        value = trial.suggest_float(key, low, high, step=step, log=dimension.log)
+    return value
+
+
+def _job(
+    spec: SweepSpec, layers: _Named, settings: Mapping[str, Setting], number: int, index: int
+) -> Job:
+    """Return the job of a trial's run; the seeds are the same for all trials."""
+    drawn = [("sweep.space", nested_layer(key, value)) for key, value in settings.items()]
+    base, _ = merge_job(*layers, *drawn, tasks=all_tasks())
+    own: Layer = {
+        "training": {"seed": base.training.seed + index},
+        "run": {"tags": {"sweep": spec.name, "trial": str(number)}},
+    }
+    job, _ = merge_job(*layers, *drawn, ("sweep", own), tasks=all_tasks())
+    return job
+
+
+@dataclass(eq=False, slots=True)
+class _TrialWatch:
+    """Follows the runs of a trial, reports their returns and stops the run if it is pruned."""
+
+    trial: "optuna.Trial"
+    spec: SweepSpec
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the trial is pruned."""
+    values: list[float] = field(default_factory=list)
+    """Of the runs that have ended."""
+    _returns: list[float] = field(default_factory=list)
+    _num_rounds_before: int = 0
+    _run_ids: list[str] = field(default_factory=list)
+
+    def begin(self, job: Job) -> None:
+        """Follow another run."""
+        self._returns = []
+        self._num_rounds_before = job.training.n_episodes * len(self.values)
+
+    def note(self, event: Event) -> None:
+        """Note the run, and report the return so far at the end of a round."""
+        if event.seq == 0:
+            self._run_ids.append(event.run_id)
+            self.trial.set_user_attr(_RUNS, self._run_ids)
+        if not isinstance(event.data, BatchEpochCompleted):
+            return
+        self._returns.append(event.data.mean_task_return or 0.0)
+        so_far = fmean([*self.values, self._value()])
+        self.trial.report(so_far, self._num_rounds_before + len(self._returns))
+        if self.trial.should_prune():
+            self.stop.set()
+
+    def end(self, run_dir: Path) -> None:
+        """Note what the run is worth."""
+        if not self._returns:
+            raise UsageError(
+                f"{run_dir}: no finished round in its log; sweeps need the telemetry level minimal "
+                "or above"
+            )
+        self.values.append(self._value())
+
+    def _value(self) -> float:
+        return fmean(self._returns[-self.spec.rounds :])
+
+
+def _ranking(study: "optuna.Study") -> tuple[TrialRow, ...]:
+    rows = [_row(trial) for trial in study.trials if trial.state.name != "WAITING"]
+    order = {"complete": 0, "pruned": 1}
+    return tuple(sorted(rows, key=lambda row: (order.get(row.state, 2), -(row.task_return or 0.0))))
+
+
+def _row(trial: "optuna.trial.FrozenTrial") -> TrialRow:
+    last = (
+        trial.intermediate_values[max(trial.intermediate_values)]
+        if (trial.intermediate_values)
+        else None
+    )
+    return TrialRow(
+        number=trial.number,
+        state=_STATES.get(trial.state.name, "running"),
+        task_return=last if trial.value is None else trial.value,
+        settings=dict(trial.params),
+        runs=tuple(trial.user_attrs.get(_RUNS, ())),
+        reason=trial.user_attrs.get(_REASON),
+    )
