@@ -2,7 +2,7 @@
 
 import msgspec
 
-__all__ = ["SinkFailure", "SinkPosition", "SinkReport"]
+__all__ = ["SinkDone", "SinkFailure", "SinkPosition", "SinkReport"]
 
 
 class SinkPosition(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="position"):
@@ -11,10 +11,14 @@ class SinkPosition(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     next_seq: int
 
 
+class SinkDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="done"):
+    """The sink has got the whole log and is closed; its process is about to end."""
+
+
 class SinkFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="failure"):
     """The last line of a sink that cannot go on."""
 
     reason: str
 
 
-SinkReport = SinkPosition | SinkFailure
+SinkReport = SinkPosition | SinkDone | SinkFailure

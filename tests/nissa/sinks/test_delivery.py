@@ -66,6 +66,14 @@ def test_events_that_a_resumed_run_wrote_again_are_delivered_again(
     assert out.read_bytes().splitlines(keepends=True) == [*lines, *lines[-3:]]
 
 
+def test_a_sink_that_was_killed_before_its_first_event_is_continued(
+    run: Path, tmp_path: Path
+) -> None:
+    sink, log = f"tensorboard:{tmp_path / 'board'}", run / "events.jsonl"
+    open_delivery(log, parse_sink(sink), is_continued=True).sink.close()
+    assert deliver(run, sink, is_continued=True) == len(log.read_bytes().splitlines())
+
+
 def test_a_file_that_exists_is_not_overwritten(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("mine\n")
     with pytest.raises(UsageError, match="exists already"):

@@ -121,6 +121,21 @@ async def test_a_sink_that_is_late_at_the_end_is_ended_and_named(
     assert f"--to jsonl:{pipe} --continue" in message
 
 
+async def test_a_sink_that_has_got_everything_may_take_long_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("esper.nissa.sinks.sink_process.EXIT_LIMIT_S", 0.0)
+    out = tmp_path / "out.jsonl"
+    hub = TelemetryHub(tmp_path, run_id=RUN_ID)
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_sink, f"jsonl:{out}", PATIENT_S, hub)
+            hub.emit(pruned())
+            await anyio.to_thread.run_sync(hub.close)
+    assert out.read_bytes() == (tmp_path / "events.jsonl").read_bytes()
+    assert caplog.messages == []
+
+
 async def test_a_sink_that_cannot_be_started_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,11 +23,8 @@ class SinkRequest:
     """None for a log without one."""
     started: TrainingStarted | None
     """The first event, if it was delivered before; None if it is still to come."""
-
-    @property
-    def is_continued(self) -> bool:
-        """Check whether this sink has got some of the events already."""
-        return self.started is not None
+    is_continued: bool
+    """Whether this sink was opened for this run before, and may have got some of the events."""
 
 
 class Sink(Protocol):

@@ -65,7 +65,7 @@ class Delivery:
                 self._deliver()
         self._deliver()
         self.sink.close()
-        self._store()
+        self.store()
 
     def _wait(self, seconds: float) -> bool:
         """Deliver what was read, then wait; return whether the log is complete."""
@@ -80,11 +80,12 @@ class Delivery:
         self.num_delivered += len(self._batch)
         self._batch = []
         if time.monotonic() - self._stored_s > STORE_S:
-            self._store()
+            self.store()
         if self.note is not None:
             self.note(self.next_seq)
 
-    def _store(self) -> None:
+    def store(self) -> None:
+        """Store the position."""
         data = msgspec.json.encode(_Position(next_seq=self.next_seq))
         write_atomically(FileSystem(), self.position_path, data)
         self._stored_s = time.monotonic()
@@ -94,21 +95,24 @@ def open_delivery(log: Path, spec: SinkSpec, *, is_continued: bool) -> Delivery:
     """Open a sink for a log, at its position if it is continued and at the first event if not."""
     run_dir = log.parent
     position_path = run_dir / POSITIONS / f"{spec.label}.json"
+    is_continued = is_continued and position_path.exists()
     next_seq = _read_position(position_path) if is_continued else 0
     request = SinkRequest(
         run_dir=run_dir,
         target=spec.target,
         manifest=manifest_of(run_dir),
         started=_first_event(log) if next_seq else None,
+        is_continued=is_continued,
     )
     sink = opener_of(spec)(request)
     position_path.parent.mkdir(exist_ok=True)
-    return Delivery(log=log, sink=sink, next_seq=next_seq, position_path=position_path)
+    delivery = Delivery(log=log, sink=sink, next_seq=next_seq, position_path=position_path)
+    # Before the first event: a sink that is killed from here on is continued.
+    delivery.store()
+    return delivery
 
 
 def _read_position(path: Path) -> int:
-    if not path.exists():
-        return 0
     try:
         data = read_limited(path, MAX_POSITION_BYTES, "position of a sink")
         return msgspec.json.decode(data, type=_Position).next_seq

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from esper.leyline.helper_processes import yield_to_run
-from esper.leyline.sink_reports import SinkFailure, SinkPosition, SinkReport
+from esper.leyline.sink_reports import SinkDone, SinkFailure, SinkPosition, SinkReport
 from esper.nissa.reading.lines import LOG_NAME
 from esper.nissa.sinks.delivery import open_delivery
 from esper.nissa.sinks.registry import parse_sink
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         delivery.pause, delivery.note = link.pause, link.note
         link.note(delivery.next_seq)
         delivery.run()
+        link.report(SinkDone())
     except Exception as error:  # a sink may raise anything; the run reports it
         text = f"{type(error).__name__}: {error}"
         link.report(SinkFailure(reason=text[:MAX_REASON_CHARS]))

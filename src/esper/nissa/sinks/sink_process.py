@@ -22,7 +22,7 @@ import msgspec
 from esper.leyline.engine_payloads import SinkStopped
 from esper.leyline.errors import ContractError
 from esper.leyline.helper_processes import ended, ending_text, shielded_from_signals
-from esper.leyline.sink_reports import SinkFailure, SinkPosition, SinkReport
+from esper.leyline.sink_reports import SinkDone, SinkFailure, SinkPosition, SinkReport
 from esper.nissa.bus.hub import TelemetryHub
 from esper.nissa.sinks.registry import parse_sink
 
@@ -66,7 +66,8 @@ async def run_sink(text: str, deadline_s: float, hub: TelemetryHub) -> None:
         if watch.failure is not None:  # it does not end by itself, or is about to
             _kill(process)
         code = await anyio.to_thread.run_sync(ended, process, EXIT_LIMIT_S)
-        if watch.failure is not None or code != 0:
+        # On a loaded machine, a process that is done may take long to end.
+        if not watch.is_done and (watch.failure is not None or code != 0):
             reason = watch.failure or ending_text(code)
             _report(hub, text, SinkStopped(sink=name, reason=reason, next_seq=watch.next_seq))
     finally:
@@ -124,6 +125,8 @@ class _Watch:
     """The sink has confirmed every event before this one."""
     failure: str | None = None
     """Why the sink does not go on."""
+    is_done: bool = False
+    """Whether the sink has got the whole log."""
 
     async def receive_reports(self) -> None:
         """Note what the process reports until it ends.
@@ -136,6 +139,9 @@ class _Watch:
                 match _DECODER.decode(line):
                     case SinkPosition(next_seq=next_seq):
                         self.next_seq = next_seq
+                    case SinkDone():
+                        self.is_done = True
+                        return
                     case SinkFailure(reason=reason):
                         self.failure = reason
 
