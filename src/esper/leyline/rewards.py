@@ -152,6 +152,8 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     simplified_action_cost: float = -0.01
     simplified_accuracy_weight: float = 3.0
     simplified_fossil_bonus: float = 2.0
+    simplified_committed_weight: float = 0.0
+    """Pays for the accuracy with the fossils alone, so that a fossil earns what it adds."""
     # Basic
     basic_acc_delta_weight: float = 5.0
     basic_fossilize_base_bonus: float = 0.3

@@ -115,7 +115,9 @@ BASELINE = every_result(RewardConfig(), LossRewardConfig())
 def changed(value):
     if isinstance(value, bool | AttributionFormula):
         return SWITCHED[value]
-    return value * 2 if isinstance(value, int) else value * 1.5
+    if isinstance(value, int):
+        return value * 2
+    return value * 1.5 if value else 1.0
 
 
 @pytest.mark.parametrize("name", sorted(set(RewardConfig.__struct_fields__) - ELSEWHERE))

@@ -56,3 +56,24 @@ def test_simplified_counts_fossils_by_their_counterfactual_contribution() -> Non
     ]
     found = terms(inputs(*fossils, step=99), SIMPLIFIED).terminal
     assert found == pytest.approx(3.0 * 0.6 + 2.0 * 1)
+
+
+def test_simplified_can_pay_for_what_the_fossils_achieve_instead_of_their_number() -> None:
+    here = inputs(
+        seed("r0c0", Stage.FOSSILIZED, contribution_pp=1.5),
+        seed("r0c1", Stage.FOSSILIZED, contribution_pp=30.0),
+        step=99,
+        val_accuracy_pct=80.0,
+        committed_accuracy_pct=70.0,
+    )
+    weights = {"simplified_accuracy_weight": 0.0, "simplified_fossil_bonus": 0.0}
+    found = terms(here, SIMPLIFIED, simplified_committed_weight=10.0, **weights)
+    assert found.terminal == pytest.approx(7.0)
+    assert terms(here, SIMPLIFIED).terminal == pytest.approx(3.0 * 0.8 + 2.0 * 2)
+
+
+def test_simplified_refuses_an_unmeasured_end_only_if_it_is_paid_for() -> None:
+    here = inputs(step=99, committed_accuracy_pct=None)
+    assert terms(here, SIMPLIFIED).terminal == pytest.approx(3.0 * 0.6)
+    with pytest.raises(ContractError, match="step 99"):
+        terms(here, SIMPLIFIED, simplified_committed_weight=1.0)

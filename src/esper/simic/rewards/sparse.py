@@ -31,13 +31,15 @@ def minimal_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
 
 
 def simplified_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
-    """Charge for each action; reward accuracy and contributing fossils at the end."""
+    """Charge for each action; reward accuracy, fossils and what they achieve at the end."""
     config = scheme.config
     terminal = 0.0
     if inputs.is_last_step and not config.disable_terminal_reward:
         num_good = sum(scheme.is_contributing(fossil.contribution_pp) for fossil in inputs.fossils)
         terminal = config.simplified_accuracy_weight * inputs.val_accuracy_pct / 100.0
         terminal += config.simplified_fossil_bonus * num_good
+        if config.simplified_committed_weight != 0.0:
+            terminal += config.simplified_committed_weight * _committed_share(inputs)
     cost = 0.0 if inputs.op is Op.WAIT else config.simplified_action_cost
     return ModeTerms(components=RewardComponents(action_shaping=cost, terminal=terminal))
 
@@ -45,12 +47,17 @@ def simplified_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
 def _committed_value(inputs: RewardInputs, scheme: RewardScheme) -> float:
     if not inputs.is_last_step:
         return 0.0
+    config = scheme.config
+    size = sum(fossil.num_params for fossil in inputs.fossils) / config.param_budget
+    value = _committed_share(inputs) - config.param_penalty_weight * size
+    clip = config.sparse_reward_clip
+    return config.sparse_reward_scale * max(-clip, min(value, clip))
+
+
+def _committed_share(inputs: RewardInputs) -> float:
+    """Return the accuracy with only the fossils enabled, from 0 to 1."""
     if inputs.committed_accuracy_pct is None:
         raise ContractError(
             f"step {inputs.step}: the accuracy with only the fossils enabled was not measured"
         )
-    config = scheme.config
-    size = sum(fossil.num_params for fossil in inputs.fossils) / config.param_budget
-    value = inputs.committed_accuracy_pct / 100.0 - config.param_penalty_weight * size
-    clip = config.sparse_reward_clip
-    return config.sparse_reward_scale * max(-clip, min(value, clip))
+    return inputs.committed_accuracy_pct / 100.0
