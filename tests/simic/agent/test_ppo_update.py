@@ -733,6 +733,136 @@ def test_metrics_of_a_step_are_those_of_its_decisions() -> None:
             assert heads[head].clip_fraction == pytest.approx(float(is_clipped.float().mean()))
 
 
+def test_metrics_of_a_step_contain_its_losses_and_gradient_norms() -> None:
+    agent = small_agent(num_epochs=1, num_minibatches=1, target_kl=None, max_grad_norm=1e9)
+    play_round(agent)
+    rows = agent.buffer.batch()
+    rows.contributions[2, 3, 0], rows.is_measured[2, 3, 0] = -7.0, True
+    batch = prepared(agent)
+    with torch.no_grad():
+        losses = losses_of(agent, batch)
+
+    trace = run(agent, batch)
+
+    [found] = materialize_figures(LossMetrics, trace.losses)
+    expected = {
+        "policy_loss": losses.policy,
+        "value_loss": losses.value,
+        "q_loss": losses.q,
+        "contribution_loss": losses.contribution,
+        "floor_penalty": losses.floor_penalty,
+        "gradient_norm": gradient_norm(agent.network),
+    }
+    for name, value in expected.items():
+        assert getattr(found, name) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+    [heads] = materialize_heads(trace.heads)
+    for head, net in zip(HEADS, agent.network.heads.values(), strict=True):
+        assert heads[head].gradient_norm == pytest.approx(gradient_norm(net), rel=1e-4)
+    assert trace.num_optimizer_steps == 1
+    assert trace.state is not None
+
+
+def test_metrics_that_nothing_measures_are_missing() -> None:
+    agent = small_agent(num_epochs=1, num_minibatches=1)
+    play_round(agent, is_forced=True)
+
+    trace = run(agent, prepared(agent))
+
+    [found] = materialize_figures(LossMetrics, trace.losses)
+    for name in ("ratio_min", "ratio_max", "log_prob_min", "log_prob_max", "contribution_loss"):
+        assert getattr(found, name) is None, name
+    assert (found.clip_fraction, found.ratio_mean, found.ratio_std) == (0.0, 0.0, 0.0)
+    [heads] = materialize_heads(trace.heads)
+    for head in HEADS:
+        metrics = heads[head]
+        assert metrics.learnable_fraction == 0.0
+        assert (metrics.entropy, metrics.ratio_max, metrics.clip_fraction) == (None, None, None)
+        assert metrics.gradient_norm is None
+
+
+def test_gradients_that_are_not_finite_are_counted_by_kind() -> None:
+    agent = small_agent(num_epochs=1, num_minibatches=2)
+    play_round(agent)
+    weight = agent.network.value[-1].weight
+
+    def spoiled(gradient: Tensor) -> Tensor:
+        broken = torch.full_like(gradient, torch.inf)
+        broken.flatten()[0] = torch.nan
+        return broken
+
+    with weight.register_hook(spoiled):
+        trace = run(agent, prepared(agent))
+
+    assert trace.num_finiteness_skips == 2
+    assert (trace.num_optimizer_steps, trace.kl_divergence, trace.state) == (0, None, None)
+    assert (trace.losses, trace.heads) == ([], [])
+    assert trace.nonfinite == ["gradient"] * 2
+    assert trace.nan_gradient_count == 2
+    assert trace.inf_gradient_count == 2 * (weight.numel() - 1)
+
+
+@pytest.mark.parametrize("part", [*HEADS, "value", "q"])
+def test_part_whose_results_are_not_finite_is_named(part: str) -> None:
+    agent = small_agent(num_epochs=1, num_minibatches=1)
+    play_round(agent)
+    parts = dict(zip(HEADS, agent.network.heads.values(), strict=True))
+    module = parts.get(part) or getattr(agent.network, part)
+    with torch.no_grad():
+        module[-1].bias.fill_(torch.inf if part in ("value", "q") else torch.nan)
+
+    trace = run(agent, prepared(agent))
+
+    assert trace.nonfinite == [part, "gradient"]
+    assert trace.num_finiteness_skips == 1
+
+
+def test_ratio_beyond_the_bound_counts_as_the_bound() -> None:
+    agent = small_agent()
+    play_round(agent)
+    batch = prepared(agent)
+    for sign in (-1.0, 1.0):
+        moved = replace(batch, old_log_probs=batch.old_log_probs - sign * 1000.0)
+        ratios = ppo_update.compute_ratios(batch.old_log_probs, moved)
+        bound = math.exp(20.0 * sign)
+        decided = ratios.joint[batch.is_decision]
+        torch.testing.assert_close(decided, torch.full_like(decided, bound))
+        torch.testing.assert_close(ratios.heads, torch.full_like(ratios.heads, bound))
+        kl = bound - 1.0 - 20.0 * sign
+        assert ratios.kl_divergence.item() == pytest.approx(kl, rel=1e-5)
+
+
+def test_floor_penalty_is_the_weighted_square_of_what_the_mean_entropies_lack() -> None:
+    floors = tuple(0.9 + 0.01 * place for place in range(len(HEADS)))
+    prices = tuple(1.0 + place for place in range(len(HEADS)))
+    agent = small_agent(entropy_floors=floors, floor_penalties=prices)
+    play_round(agent, rollbacks=ROLLBACKS)
+    batch = prepared(agent)
+    with torch.no_grad():
+        evaluation = ppo_update.evaluate_actions(agent.network, batch)
+        ratios = ppo_update.compute_ratios(evaluation.log_probs, batch)
+    for scale in (1.0, 0.7):
+        expected = 0.0
+        for place in range(len(HEADS)):
+            free = batch.is_available[..., place]
+            mean = evaluation.available_entropies[..., place][free].mean().item()
+            expected += prices[place] * max(0.0, scale * floors[place] - mean) ** 2
+
+        losses = ppo_update.compute_losses(evaluation, ratios, batch, agent.config, scale)
+
+        assert losses.floor_penalty.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_gradients_are_clipped_to_the_largest_norm() -> None:
+    agent = small_agent(num_epochs=1, num_minibatches=1, target_kl=None, max_grad_norm=0.01)
+    play_round(agent)
+
+    trace = run(agent, prepared(agent))
+
+    [found] = materialize_figures(LossMetrics, trace.losses)
+    assert found.gradient_norm > 0.02
+    assert gradient_norm(agent.network) == pytest.approx(0.01, rel=1e-3)
+
+
 def test_cancellation_is_asked_for_between_minibatches() -> None:
     agent = small_agent()
     play_round(agent)

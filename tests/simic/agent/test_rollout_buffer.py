@@ -1,5 +1,7 @@
 """The rollout buffer: rows, segments, penalties."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 from tests.simic.agent.rollouts import NUM_ENVS, NUM_STEPS, play_round, rows_of, small_agent
@@ -14,6 +16,7 @@ from tests.tamiyo.policies import (
 
 from esper.leyline.errors import ContractError
 from esper.simic.agent.rollout_buffer import RolloutBuffer
+from esper.tamiyo.mask_types import ActionMasks
 
 NETWORK = small_network()
 
@@ -29,7 +32,12 @@ def record(buffer: RolloutBuffer, step: int, env_ids=range(NUM_ENVS), reward: fl
     masks = random_masks(generator(step), NUM_ENVS)
     state = NETWORK.initial_state(NUM_ENVS)
     decision = NETWORK.decide(obs, blueprints, masks, state, generator=generator(step))
-    rows = rows_of(obs, blueprints, masks, decision, [reward] * NUM_ENVS)
+    rows = replace(
+        rows_of(obs, blueprints, masks, decision, [reward] * NUM_ENVS),
+        is_forced=[(env + step) % 2 == 0 for env in range(NUM_ENVS)],
+        contributions=torch.randn(NUM_ENVS, NUM_SLOTS, generator=generator(step)),
+        is_measured=torch.rand(NUM_ENVS, NUM_SLOTS, generator=generator(step)) < 0.5,
+    )
     buffer.record(step, rows, list(env_ids))
     return rows
 
@@ -52,12 +60,21 @@ def test_rows_hold_what_was_recorded() -> None:
         assert torch.equal(batch.actions[:, step], row.decision.actions.T)
         assert torch.equal(batch.log_probs[:, step], row.decision.log_probs.T)
         assert torch.equal(batch.values[:, step], row.decision.values)
-        assert torch.equal(batch.masks.slot_by_op[:, step], row.masks.slot_by_op)
-        assert torch.equal(batch.masks.alpha_curve[:, step], row.masks.alpha_curve)
+        assert torch.equal(batch.contributions[:, step], row.contributions)
+        assert torch.equal(batch.is_measured[:, step], row.is_measured)
+        for mask in fields(ActionMasks):
+            stored = getattr(batch.masks, mask.name)
+            assert stored.dtype == torch.bool
+            assert torch.equal(stored[:, step], getattr(row.masks, mask.name)), mask.name
         assert batch.effective_ops[:, step].tolist() == list(row.effective_ops)
         assert batch.is_forced[:, step].tolist() == list(row.is_forced)
-    assert batch.obs.shape[1] == 3
+        assert batch.rewards[:, step].tolist() == list(row.rewards)
+    assert {
+        getattr(batch, item.name).shape[1] for item in fields(batch) if item.name != "masks"
+    } == {3}
+    assert {getattr(batch.masks, mask.name).shape[1] for mask in fields(ActionMasks)} == {3}
     assert bool(batch.valid.all())
+    assert not bool(batch.is_truncated.any())
 
 
 def test_rollback_makes_one_row_terminal_with_the_penalty_and_forfeits_those_before() -> None:
@@ -147,6 +164,7 @@ def test_discarded_segment_leaves_no_row_and_earlier_ones_stay() -> None:
     batch = finish(buffer)
     assert batch.valid[4].tolist() == [True, False, False]
     assert batch.starts[4].tolist() == [True, False, False]
+    assert batch.ends[4].tolist() == [True, False, False]
     assert buffer.cuts()[4] == []
     assert buffer.num_rows == 3 * NUM_ENVS - 2
 
@@ -161,11 +179,36 @@ def test_bootstrap_values_land_on_their_targets_in_any_order() -> None:
         assert buffer.truncate(env) == 1
     targets = [(env, 1) for env in reversed(range(NUM_ENVS - 1))] + [(NUM_ENVS - 1, 0)]
 
-    buffer.set_bootstrap_values(targets, torch.arange(float(NUM_ENVS)))
+    buffer.set_bootstrap_values(targets, torch.arange(NUM_ENVS, dtype=torch.float64))
 
-    stored = buffer.batch().bootstrap_values
+    batch = buffer.batch()
+    assert torch.equal(batch.is_truncated, batch.ends)
+    stored = batch.bootstrap_values
     assert stored[:, 1].tolist() == [4.0, 3.0, 2.0, 1.0, 0.0, 0.0]
     assert stored[:, 0].tolist() == [0.0] * 5 + [5.0]
+
+
+def test_envs_without_a_segment_need_no_bootstrap_value() -> None:
+    buffer = new_buffer()
+
+    assert [buffer.truncate(env) for env in range(NUM_ENVS)] == [None] * NUM_ENVS
+    assert buffer.terminate(0) is None
+    buffer.discard_segment(0)
+    buffer.set_bootstrap_values([], torch.zeros(0))
+
+    assert buffer.batch().valid.shape == (NUM_ENVS, 0)
+
+
+def test_open_steps_are_those_since_the_segment_started() -> None:
+    buffer = new_buffer()
+    assert buffer.num_open_steps(2) == 0
+    record(buffer, 0)
+    assert buffer.num_open_steps(2) == 1
+    buffer.end_segment_with_penalty(2, -1.0)
+    assert buffer.num_open_steps(2) == 0
+    record(buffer, 1)
+    record(buffer, 2)
+    assert [buffer.num_open_steps(env) for env in (1, 2)] == [3, 2]
 
 
 def test_round_with_an_open_segment_is_refused() -> None:
@@ -191,6 +234,15 @@ def test_bootstrap_value_without_a_truncated_segment_is_refused() -> None:
 
     with pytest.raises(ContractError, match="bootstrap values"):
         buffer.set_bootstrap_values([(0, 0)], torch.zeros(1))
+
+
+def test_other_number_of_bootstrap_values_than_of_targets_is_refused() -> None:
+    buffer = new_buffer()
+    record(buffer, 0, env_ids=[0])
+    buffer.truncate(0)
+
+    with pytest.raises(ContractError, match=r"2 bootstrap values for \[\(0, 0\)\]"):
+        buffer.set_bootstrap_values([(0, 0)], torch.zeros(2))
 
 
 @pytest.mark.parametrize("step", [0, 2, NUM_STEPS])
@@ -228,5 +280,7 @@ def test_reset_buffer_holds_nothing_of_the_last_round() -> None:
     one, other = finish(agent.buffer), finish(fresh)
     for name in ("obs", "rewards", "valid", "starts", "ends", "is_truncated", "is_forfeited"):
         assert torch.equal(getattr(one, name), getattr(other, name))
-    assert agent.buffer.unattributed_penalties == 0
+    counts = ("rollback_count", "rollback_steps_forfeited", "unattributed_penalties")
+    assert [getattr(agent.buffer, name) for name in counts] == [0, 0, 0]
+    assert (agent.buffer.num_rows, agent.buffer.num_recorded_steps) == (NUM_ENVS, 1)
     assert agent.buffer.cuts() == [[]] * NUM_ENVS
