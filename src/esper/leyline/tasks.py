@@ -169,9 +169,15 @@ _SMALL_POLICY: Final[Settings] = {"lstm_hidden_dim": 64, "feature_dim": 64}
 _GROWTH: Final[Settings] = {
     "n_envs": 8,
     "max_epochs": 40,
-    # A terminal reward for accuracy and contributing fossils: the dense modes reward a seed at
-    # every step until it is fossilized, so that a policy learns never to fossilize.
+    # A terminal reward for what the fossils achieve: the dense modes reward a seed at every step
+    # until it is fossilized, so that a policy learns never to fossilize, and a reward for each
+    # fossil makes many weak seeds worth as much as few strong ones.
     "reward_mode": "simplified",
+    "reward": {
+        "simplified_accuracy_weight": 0.0,
+        "simplified_fossil_bonus": 0.0,
+        "simplified_committed_weight": 10.0,
+    },
     "lr": 2e-3,
     # With few episodes per round a shorter horizon of the advantages has less noise, and the
     # critic supplies the rest.

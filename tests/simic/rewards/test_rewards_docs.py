@@ -30,7 +30,8 @@ def by_number(value):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda item: f"{item['family']}-{item['mode']}")
 def test_worked_example_is_what_the_code_computes(example) -> None:
-    rules = scheme(RewardMode(example["mode"]), RewardFamily(example["family"]))
+    weights = example.get("reward", {})
+    rules = scheme(RewardMode(example["mode"]), RewardFamily(example["family"]), **weights)
     inputs = msgspec.convert(by_number(example["inputs"]), RewardInputs)
     found = compute_reward(inputs, rules)
     components = {
