@@ -31,3 +31,5 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What bit-equality may be expected on; equal strings, equal bits."""
     data_source: str | None
     """`files`, `download`, `package` or `synthetic`; None while it is not known."""
+    host_flop_per_sample: float | None = None
+    """Training FLOP per sample of a host without seeds; None for a probe, which has no network."""

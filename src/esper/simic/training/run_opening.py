@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
 from esper.nissa.bus.hub import TelemetryHub
@@ -21,6 +23,7 @@ from esper.simic.training.checkpoints.resuming import (
     check_task_unchanged,
     reopen_run,
 )
+from esper.simic.training.flops import host_flop_per_sample
 
 __all__ = ["POLICY_COMMAND", "command_for", "open_hub", "open_run_directory"]
 
@@ -54,6 +57,8 @@ def open_run_directory(setup: RunSetup) -> OpenedRun:
         ),
         data_source=setup.worker.dataset.origin.value,
     )
+    flop = host_flop_per_sample(setup.worker)
+    manifest = msgspec.structs.replace(manifest, host_flop_per_sample=flop)
     return OpenedRun(create_run_directory(Path(setup.job.run.telemetry_dir), manifest))
 
 
