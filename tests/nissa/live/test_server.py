@@ -361,7 +361,8 @@ async def test_http_routes_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["since=-1", "since=1e3", "limit=x", "env=" + "9" * 30, "types=NO_SUCH", "since=²"]
+    "query",
+    ["since=-1", "since=1e3", "limit=x", "env=" + "9" * 30, "types=NO_SUCH", "since=²", "before=x"],
 )
 async def test_query_that_makes_no_sense_is_refused(tmp_path: Path, query: str) -> None:
     async with served(tmp_path) as (_, address), httpx.AsyncClient() as http:
@@ -442,3 +443,47 @@ async def test_address_off_the_grammar_is_refused(text: str) -> None:
 async def test_ipv6_address_is_read_and_shown_in_brackets() -> None:
     address = ServerAddress.parse("[::1]:80")
     assert (address.host, address.port, str(address)) == ("::1", 80, "[::1]:80")
+
+
+NUM_SEARCHED = 1500
+"""Events over several spans of the index."""
+
+
+@pytest.mark.parametrize("page", [7, 400])
+async def test_search_backwards_finds_what_reading_everything_finds(
+    tmp_path: Path, page: int
+) -> None:
+    async with served(tmp_path) as (hub, address), httpx.AsyncClient() as http:
+        for number in range(NUM_SEARCHED):
+            slot = f"r0c{number % 3}"
+            hub.publish([Draft(pruned(slot), EventScope(env_id=number % 5))])
+        await off_loop(hub.flush)
+        log = (hub.live.log.path).read_bytes().splitlines()
+        wanted = [line for line in log if b'"slot_id":"r0c1"' in line and b'"env_id":3,' in line]
+        expected = [decode_event(line).seq for line in reversed(wanted)]
+        found: list[int] = []
+        query = {"text": ['"SLOT_ID":"R0C1"', '"env_id":3,'], "types": "SEED_PRUNED", "env": "3"}
+        before = NUM_SEARCHED + 1
+        while len(found) < 3 * page:
+            answer = await http.get(
+                f"http://{address}/api/events", params={**query, "before": before, "limit": page}
+            )
+            part = [decode_event(text).seq for text in answer.content.splitlines()]
+            if not part:
+                break
+            found += part
+            before = part[-1]
+        nothing = await http.get(f"http://{address}/api/events?before=99999&text=nowhere")
+        severe = await http.get(f"http://{address}/api/events?before=99999&min_severity=error")
+        some = await http.get(f"http://{address}/api/events?before=20&since=10&limit=100")
+    assert found == expected[: len(found)]
+    assert len(found) == min(3 * page, len(expected))
+    assert (nothing.content, severe.content) == (b"", b"")
+    assert [decode_event(text).seq for text in some.content.splitlines()] == [*range(19, 9, -1)]
+
+
+async def test_too_many_texts_are_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, address), httpx.AsyncClient() as http:
+        answer = await http.get(f"http://{address}/api/events?{'text=a&' * 9}")
+        other = await http.get(f"http://{address}/api/events?min_severity=loud")
+    assert (answer.status_code, other.status_code) == (400, 400)

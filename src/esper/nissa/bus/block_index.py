@@ -1,7 +1,7 @@
 """An index over a log: where filtered reading may skip, so that it costs what it returns."""
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Final
 
 import msgspec
@@ -9,13 +9,13 @@ import msgspec
 from esper.nissa.bus.event_filter import EventFilter, Summary, summarize
 from esper.nissa.bus.log_reader import PAGE_BYTES, LogReader, ReadableLog
 
-__all__ = ["BlockIndex"]
+__all__ = ["BlockIndex", "Span"]
 
 SPAN_BYTES: Final = PAGE_BYTES
 """Size from which a span is complete: 16,000 spans for 1 GB."""
 
 
-class _Span(msgspec.Struct, frozen=True, gc=False):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """Consecutive events and their summary."""
 
     first_seq: int
@@ -29,7 +29,7 @@ class BlockIndex:
 
     def __init__(self, log: ReadableLog) -> None:
         self._reader = LogReader(log)
-        self._spans: list[_Span] = []
+        self._spans: list[Span] = []
         self._lock = threading.Lock()
 
     def catch_up(self) -> None:
@@ -52,10 +52,21 @@ class BlockIndex:
                     return max(seq, span.first_seq)
             return max(seq, self._spans[-1].next_seq) if self._spans else seq
 
+    def last_match(self, before: int, wanted: EventFilter) -> Span | None:
+        """Return the last span that begins before `before` and may hold a match; None if none does.
+
+        Blocks on file access the first time an event is passed over.
+        """
+        with self._lock:
+            self._catch_up()
+            place = bisect_left(self._spans, before, key=_first_seq_of)
+            spans = (self._spans[index] for index in range(place - 1, -1, -1))
+            return next((span for span in spans if wanted.may_match(span.summary)), None)
+
     def _catch_up(self) -> None:
         seq = self._spans[-1].next_seq if self._spans else 0
         while (block := self._reader.read(seq)) is not None:
-            span = _Span(block.first_seq, block.next_seq, len(block.data), summarize(block))
+            span = Span(block.first_seq, block.next_seq, len(block.data), summarize(block))
             last = self._spans[-1] if self._spans else None
             # A live log grows in small blocks: spans are filled before a new one begins.
             if last is not None and last.num_bytes < SPAN_BYTES:
@@ -65,10 +76,10 @@ class BlockIndex:
             seq = block.next_seq
 
 
-def _joined(one: _Span, other: _Span) -> _Span:
+def _joined(one: Span, other: Span) -> Span:
     num_bytes = one.num_bytes + other.num_bytes
-    return _Span(one.first_seq, other.next_seq, num_bytes, one.summary | other.summary)
+    return Span(one.first_seq, other.next_seq, num_bytes, one.summary | other.summary)
 
 
-def _first_seq_of(span: _Span) -> int:
+def _first_seq_of(span: Span) -> int:
     return span.first_seq

@@ -32,6 +32,7 @@ MAX_CONNECTIONS: Final = 128
 """Websockets of the tail."""
 DEFAULT_EVENTS: Final = 1_000
 MAX_EVENTS: Final = 10_000
+MAX_TEXTS: Final = 8
 NDJSON: Final = "application/x-ndjson"
 
 
@@ -99,11 +100,15 @@ async def _pages(page: bytes | None, search: "_Search", request: Request) -> Asy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _EventQuery:
-    """The parsed query of `/api/events?since=&types=&env=&limit=`."""
+    """The parsed query of `/api/events`."""
 
     since: int
+    before: int | None
+    """If given, events are searched for backwards from here, and the newest come first."""
     limit: int
     wanted: EventFilter
+    texts: tuple[bytes, ...]
+    """What the line of an event must contain, in lower case."""
 
     @classmethod
     def parse(cls, request: Request) -> Self:
@@ -111,23 +116,37 @@ class _EventQuery:
         types = query.get("types")
         env = _number(request, "env")
         subscription = Subscription(
-            types=types.split(",") if types else None, env_ids=None if env is None else [env]
+            types=types.split(",") if types else None,
+            env_ids=None if env is None else [env],
+            min_severity=query.get("min_severity") or None,
         )
         limit = _number(request, "limit")
+        texts = query.getlist("text")
+        if len(texts) > MAX_TEXTS:
+            raise UsageError(f"text: given {len(texts)} times; at most {MAX_TEXTS}")
         return cls(
             since=_number(request, "since") or 0,
+            before=_number(request, "before"),
             limit=min(DEFAULT_EVENTS if limit is None else limit, MAX_EVENTS),
             wanted=EventFilter(subscription),
+            texts=tuple(text.encode("utf-8", "surrogatepass").lower() for text in texts),
         )
+
+    def matches(self, lines: Sequence[bytes]) -> list[bytes]:
+        """Return the events that were asked for."""
+        if self.texts:
+            lines = [line for line in lines if all(text in line.lower() for text in self.texts)]
+        return [line for line in lines if self.wanted.passes_all or self.wanted.passes(line)]
 
 
 class _Search:
     """One walk over the log, page by page; blocks on file access, so use it in a worker thread."""
 
     def __init__(self, query: _EventQuery, source: LiveSource) -> None:
-        self._wanted = query.wanted
+        self._query = query
         self._num_left = query.limit
         self._seq = query.since
+        self._before = query.before
         self._index = source.index
         self._reader = LogReader(source.log)
 
@@ -135,13 +154,37 @@ class _Search:
         """Return the matches of the next page that may have any; None after the last one."""
         if self._num_left == 0:
             return None
-        page = self._reader.read(self._index.next_match(self._seq, self._wanted))
+        found = self._forward() if self._before is None else self._backward(self._before)
+        if found is None:
+            return None
+        lines = found[: self._num_left]
+        self._num_left -= len(lines)
+        return b"".join(line + b"\n" for line in lines)
+
+    def _forward(self) -> list[bytes] | None:
+        page = self._reader.read(self._index.next_match(self._seq, self._query.wanted))
         if page is None:
             return None
-        lines = self._wanted.lines(page)[: self._num_left]
-        self._num_left -= len(lines)
         self._seq = page.next_seq
-        return b"".join(line + b"\n" for line in lines)
+        return self._query.matches(page.lines())
+
+    def _backward(self, before: int) -> list[bytes] | None:
+        span = self._index.last_match(before, self._query.wanted)
+        if span is None or span.next_seq <= self._seq:
+            return None
+        first = max(span.first_seq, self._seq)
+        lines = self._read_lines(first, min(span.next_seq, before))
+        self._before = first
+        return self._query.matches(lines)[::-1]
+
+    def _read_lines(self, first: int, end: int) -> list[bytes]:
+        lines: list[bytes] = []
+        while len(lines) < end - first:
+            page = self._reader.read(first + len(lines))
+            if page is None:
+                break
+            lines += page.lines()
+        return lines[: end - first]
 
 
 def _number(request: Request, name: str) -> int | None:
@@ -158,11 +201,19 @@ def build_app(
     *,
     source: LiveSource,
     run_dir: Path,
-    security: Security,
+    security: Security | None,
     routes: Sequence[BaseRoute] = (),
     max_connections: int = MAX_CONNECTIONS,
 ) -> Starlette:
-    """Build the ASGI app of one run; `routes` are additional pages behind the same guard."""
+    """Build the ASGI app of one run.
+
+    Args:
+        source: the run's log and feed.
+        run_dir: the run directory.
+        security: the access rules; None if the app is a part of one that has them.
+        routes: additional pages behind the same guard.
+        max_connections: websockets of the tail.
+    """
     service = _Service(source=source, run_dir=run_dir, visitors=Visitors(max_connections))
     app = Starlette(
         routes=[
@@ -172,7 +223,7 @@ def build_app(
             Route("/api/events", service.events),
             *routes,
         ],
-        middleware=[Middleware(Guard, security=security)],
+        middleware=[] if security is None else [Middleware(Guard, security=security)],
     )
     app.state.source = source
     app.state.stop = service.stop
