@@ -13,7 +13,11 @@ from esper.leyline.errors import ExitCode
 
 __all__ = ["STOP_SIGNALS", "handled_signals", "on_stop_signal"]
 
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP")
+STOP_SIGNALS: Final[tuple[signal.Signals, ...]] = tuple(
+    getattr(signal, name) for name in _NAMES if hasattr(signal, name)
+)
+"""Windows has no SIGHUP."""
 SAME_REQUEST_S: Final = 0.2
 """A signal within this time after the first one repeats it: shells and terminals send several."""
 
@@ -54,5 +58,8 @@ def on_stop_signal(on_first: Callable[[signal.Signals], None]) -> Iterator[None]
 
 def handled_signals() -> tuple[signal.Signals, ...]:
     """Return the stop signals, without a hang-up that `nohup` has made the process ignore."""
-    is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(it for it in STOP_SIGNALS if it is not signal.SIGHUP or not is_detached)
+    return tuple(
+        item
+        for item in STOP_SIGNALS
+        if item.name != "SIGHUP" or signal.getsignal(item) is not signal.SIG_IGN
+    )

@@ -1,7 +1,6 @@
 """Downloading one file: size-limited, verified, resumable, cancellable and atomic."""
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from esper.leyline.errors import DownloadError
+from esper.leyline.platforms import lock_file
 from esper.runtime.sources import CancelCheck, ProgressCallback
 
 __all__ = ["Checksum", "RemoteFile", "download"]
@@ -111,7 +111,7 @@ def _opened(part: Path, remote: RemoteFile) -> IO[bytes]:
 def _locked(stream: IO[bytes], remote: RemoteFile) -> Iterator[None]:
     """Lock the partial file, so that two runs never write to it at the same time."""
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(stream.fileno())
     except BlockingIOError:
         reason = "another process is downloading this file; try again when it has finished"
         raise DownloadError(remote.url, reason) from None

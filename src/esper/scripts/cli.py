@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn
 
 from esper.leyline.errors import EsperError, ExitCode, InterruptedRunError, nearest_name
+from esper.leyline.platforms import check_platform
 from esper.leyline.printable import printable
 from esper.leyline.stop_signals import on_stop_signal
 from esper.scripts.terminal import discard_output, dispensable_output
@@ -80,6 +81,7 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         return int(stop.code or 0)
     command: Command = arguments.command
     try:
+        check_platform()
         code = command(arguments)
         sys.stdout.flush()
     except EsperError as error:

@@ -12,6 +12,8 @@ __all__ = ["end_process", "prepare_process"]
 
 _INTERRUPTED = 130
 """`ExitCode.INTERRUPTED`, which would have to be imported."""
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Windows has no SIGHUP."""
 
 
 def prepare_process() -> None:
@@ -55,9 +57,11 @@ def _discard_unwritten() -> None:
 def _handle_signals(code: int) -> None:
     import signal  # loads enum: inside the caller's `try`, not at the top of the module
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for name in _SIGNALS:
+        number = getattr(signal, name, None)
         # `nohup` says with SIG_IGN that a hang-up ends nothing.
-        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+        is_detached = name == "SIGHUP" and number and signal.getsignal(number) is signal.SIG_IGN
+        if number is not None and not is_detached:
             signal.signal(number, _Exit(code))
 
 
@@ -75,8 +79,9 @@ def _ignore_signals() -> None:
     """Ignore signals in the interpreter's last moments, when no handler is called any more."""
     import signal  # see above
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for name in _SIGNALS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _open_standard_streams() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import resource
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import uvicorn
 from anyio.abc import TaskStatus
 from starlette.applications import Starlette
 
+from esper.leyline.platforms import optional_module
 from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.live.address import ServerAddress
 from esper.nissa.live.budget import ConnectionBudget, TokenBucket, new_total
@@ -193,7 +193,8 @@ def _displacement_order(connection: BoundedConnection) -> tuple[bool, float]:
 
 
 def _max_sockets() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource: Any = optional_module("resource")
+    soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_SOCKETS if soft < 0 else min(MAX_SOCKETS, max(soft - RESERVED_FILES, MIN_SOCKETS))
 
 
@@ -246,8 +247,12 @@ async def serve(
         tasks.start_soon(_run_shielded, server, listener)
         task_status.started(ServerAddress(*listener.getsockname()[:2]))
         try:
-            await app.state.source.feed.wait_closed()
-            await server.drain(app.state.source, is_settled)
+            source: LiveSource | None = app.state.source
+            if source is None:  # an app of several runs, which ends with none of them
+                await anyio.sleep_forever()
+            else:
+                await source.feed.wait_closed()
+                await server.drain(source, is_settled)
         finally:
             app.state.stop.event.set()
             server.should_exit = True

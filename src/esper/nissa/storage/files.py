@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.errors import ForeignFileError, UnreadableFileError
+from esper.leyline.platforms import copy_above, lock_file
 
 __all__ = [
     "FileSystem",
@@ -67,7 +67,7 @@ class FileSystem:
 
     def lock(self, descriptor: int) -> None:
         """Acquire an exclusive lock on a file, or raise `BlockingIOError` at once."""
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(descriptor)
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Write all bytes, repeating after short writes."""
@@ -113,7 +113,7 @@ def _above_standard_streams(descriptor: int) -> int:
     """Return a descriptor above 2, where messages of C libraries go whatever is open there."""
     if descriptor > 2:
         return descriptor
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    moved = copy_above(descriptor, 3)
     os.close(descriptor)
     return moved
 

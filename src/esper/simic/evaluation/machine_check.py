@@ -1,11 +1,11 @@
 """Checks a machine: equal bits on every engine, transfers behind fences, memory and speed."""
 
 import hashlib
-import resource
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from esper.leyline.config import EngineKind, FsyncPolicy, Job, RunOptions, TrainingConfig
 from esper.leyline.messages import MemoryStats
+from esper.leyline.platforms import optional_module
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.training.assembly.gpu_math import deterministic_gpu_math, device_kind
 from esper.simic.training.assembly.machine import num_lanes_for
@@ -140,10 +141,18 @@ def materialize_num_wrong(sums: list[Tensor], expected: list[Tensor]) -> int:
     return sum(int(found.item()) != int(tensor.sum().item()) for found, tensor in pairs)
 
 
+def _peak_memory() -> str:
+    resource: Any = optional_module("resource")
+    if resource is None:
+        return "not known"
+    # In KiB on Linux, in bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / (1 << 20):.0f} MiB"
+
+
 def _check_memory(stats: MemoryStats | None) -> CheckRow:
     if stats is None:
-        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        detail = f"peak of this process {peak_mib:.0f} MiB; no statistics of an allocator"
+        detail = f"peak of this process {_peak_memory()}; no statistics of an allocator"
         return CheckRow(name="memory", is_passed=None, detail=detail)
     mib = 1 << 20
     return CheckRow(
