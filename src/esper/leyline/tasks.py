@@ -24,6 +24,7 @@ __all__ = [
     "TaskKind",
     "TaskSpec",
     "TransformerHostSpec",
+    "is_task_reference",
     "preset_named",
     "task_named",
 ]
@@ -465,6 +466,17 @@ PRESETS: Final[Mapping[str, Preset]] = {
     )
 }
 """The presets that ship with Esper."""
+
+
+def is_task_reference(name: str) -> bool:
+    """Return whether a task is named by where it is written.
+
+    That is `package.module:NAME` or `path/to/file.py:NAME`, and not `probe:NAME`.
+    """
+    source, separator, attribute = name.rpartition(":")
+    is_module = all(part.isidentifier() for part in source.split("."))
+    is_place = source.endswith(".py") or (is_module and not name.startswith(PROBE_PREFIX))
+    return bool(separator) and attribute.isidentifier() and is_place
 
 
 def task_named(name: str, tasks: Mapping[str, TaskSpec] = TASKS) -> TaskSpec:

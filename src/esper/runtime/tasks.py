@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from esper.leyline.errors import EsperError, TaskPluginError
-from esper.leyline.tasks import TASKS, TaskSpec, task_named
+from esper.leyline.errors import EsperError, TaskPluginError, UsageError
+from esper.leyline.jobs import Layer
+from esper.leyline.tasks import TASKS, TaskSpec, is_task_reference, task_named
 from esper.runtime.sources import DataRequest
+from esper.runtime.task_references import object_at
 
 if TYPE_CHECKING:
     from torch import Generator, nn
@@ -23,8 +25,10 @@ __all__ = [
     "all_tasks",
     "is_installed_task",
     "load_dataset",
+    "load_task",
     "register_task",
     "registered_task",
+    "tasks_for",
 ]
 
 ENTRY_POINT_GROUP: Final = "esper.tasks"
@@ -76,6 +80,34 @@ class TaskRegistry:
         if task.spec.name in self._tasks:
             raise TaskPluginError(task.spec.name, "a task of this name already exists")
         self._tasks[task.spec.name] = task
+
+    def load(self, reference: str) -> None:
+        """Add the task that `package.module:NAME` or `path/to/file.py:NAME` means, under this name.
+
+        Every process that names it finds it, so it counts as installed.
+        """
+        self._ask_plugins()
+        if reference not in self._tasks:
+            self._tasks[reference] = self._task_of(reference, object_at(reference))
+            self._installed.add(reference)
+
+    def _task_of(self, reference: str, found: object) -> RegisteredTask:
+        if isinstance(found, RegisteredTask):
+            return found
+        if not isinstance(found, TaskSpec):
+            raise UsageError(
+                f"task {reference}: is a {type(found).__name__}; expected a TaskSpec, or a "
+                "RegisteredTask if it loads its own data"
+            )
+        # The names of shipped data sets are those of the tasks that they come with.
+        for task in self._tasks.values():
+            if task.spec.dataset == found.dataset:
+                return RegisteredTask(spec=found, load=task.load)
+        known = sorted({task.spec.dataset for task in self._tasks.values()})
+        raise UsageError(
+            f"task {reference}: no data set is called {found.dataset!r} (known: "
+            f"{', '.join(known)}); give a RegisteredTask with a load function for your own"
+        )
 
     def all_tasks(self) -> Mapping[str, TaskSpec]:
         """Return every task by its name."""
@@ -129,6 +161,25 @@ def register_task(
 def all_tasks() -> Mapping[str, TaskSpec]:
     """Return every task, shipped or registered, by its name."""
     return _REGISTRY.all_tasks()
+
+
+def load_task(name: str) -> None:
+    """Import the task if the name says where it is written; any other name changes nothing.
+
+    Call it only with names that the user has given, not with those that a file contains.
+    """
+    if is_task_reference(name):
+        _REGISTRY.load(name)
+
+
+def tasks_for(layers: Iterable[tuple[str, Layer]]) -> Mapping[str, TaskSpec]:
+    """Return every task by its name, those included that these layers name by a reference."""
+    for _, layer in layers:
+        table = layer.get("training")
+        name = table.get("task") if isinstance(table, Mapping) else None
+        if isinstance(name, str):
+            load_task(name)
+    return all_tasks()
 
 
 def is_installed_task(name: str) -> bool:

@@ -31,6 +31,11 @@ def add_eval_flags(parser: ArgumentParser) -> None:
         "(default: 1001 1002 1003)",
     )
     parser.add_argument(
+        "--task",
+        metavar="FILE.py:NAME",
+        help="the run's task, if it was named by its file or module; other tasks are found by name",
+    )
+    parser.add_argument(
         "--greedy", action="store_true", help="take the most likely actions instead of sampling"
     )
     parser.add_argument(
@@ -56,10 +61,13 @@ def add_eval_flags(parser: ArgumentParser) -> None:
 
 def run_eval(arguments: Namespace) -> int:
     """Evaluate a checkpoint's controller on fresh envs and the test split."""
-    # Both import torch.
+    # They import torch.
+    from esper.runtime.tasks import load_task
     from esper.simic.evaluation.builtin import checkpoint_at
     from esper.simic.evaluation.evaluate import evaluate_policy
 
+    if arguments.task is not None:
+        load_task(arguments.task)
     report = evaluate_policy(
         checkpoint_at(arguments.checkpoint),
         seeds=arguments.seeds,

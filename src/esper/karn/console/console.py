@@ -30,6 +30,7 @@ from esper.karn.view.thresholds import Grade
 from esper.karn.view.view_model import ViewModel
 from esper.leyline import payloads
 from esper.leyline.printable import printable
+from esper.leyline.tasks import is_task_reference
 from esper.leyline.telemetry import Event, Severity
 
 __all__ = ["Console"]
@@ -219,4 +220,8 @@ class Console:
         if self._run_dir is not None and view.run is not None and view.progress.status in RESUMABLE:
             controller = printable(view.run.facts.controller)
             path = printable(shlex.quote(str(self._run_dir)))
-            self._rich.print(Text(f"esper-train {controller} --resume {path}"), soft_wrap=True)
+            task = view.run.facts.task
+            # Code beside the run is executed only if it is named again.
+            named = f" --task {printable(shlex.quote(task))}" if is_task_reference(task) else ""
+            command = f"esper-train {controller}{named} --resume {path}"
+            self._rich.print(Text(command), soft_wrap=True)

@@ -23,6 +23,7 @@ from esper.leyline.workers import (
     decode_from_driver,
     decode_spec,
 )
+from esper.runtime.tasks import load_task
 from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import return_free_memory
 from esper.simic.training.assembly.parts import RunParts
@@ -104,6 +105,7 @@ def start_service(
     spec, stop, settings = decode_spec(data), StopFlag(), ExitStack()
     settings.enter_context(deterministic_gpu_math(spec.job.training))
     try:
+        load_task(spec.job.training.task)  # the driver's user has named it
         setup = prepare_worker(spec.job, stop, parts=RunParts(), env_ids=spec.env_ids)
         pulse = pulse_for(spec.lanes)
         worker = build_worker(

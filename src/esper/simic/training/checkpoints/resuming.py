@@ -10,7 +10,7 @@ from esper.leyline.config import LATEST_RUN, Job, TrainingConfig
 from esper.leyline.errors import ConfigError, UnreadableFileError, UsageError, shown
 from esper.leyline.jobs import Layer, merge_job
 from esper.leyline.payloads import CheckpointLoaded
-from esper.leyline.tasks import TaskSpec
+from esper.leyline.tasks import TaskSpec, is_task_reference
 from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa.reading.run_lookup import (
     RUNS_DIRECTORY,
@@ -25,7 +25,7 @@ from esper.nissa.storage.run_directory import (
     put_on_record,
     read_manifest,
 )
-from esper.runtime.tasks import all_tasks
+from esper.runtime.tasks import all_tasks, tasks_for
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore, read_checkpoint
 from esper.simic.training.checkpoints.checkpointer import (
     CheckpointHeader,
@@ -52,7 +52,8 @@ def resolve_job(layers: Sequence[tuple[str, Layer]]) -> tuple[Job, LoadedRun | N
 
     Keys that the layers do not set are then taken from the checkpoint.
     """
-    job, _ = merge_job(*layers, tasks=all_tasks())
+    tasks = tasks_for(layers)
+    job, _ = merge_job(*layers, tasks=tasks)
     wanted = job.run.resume_path
     if wanted is None:
         return job, None
@@ -65,7 +66,7 @@ def resolve_job(layers: Sequence[tuple[str, Layer]]) -> tuple[Job, LoadedRun | N
     loaded = load_run(path)
     # As the lowest layer: what the user gives stays visible on top, and can be compared with it.
     stored: Layer = {"training": msgspec.to_builtins(loaded.job.training)}
-    merged, _ = merge_job((str(path), stored), *layers, tasks=all_tasks())
+    merged, _ = merge_job((str(path), stored), *layers, tasks=tasks)
     check_resumable(loaded.job.training, merged.training)
     return merged, loaded
 
@@ -125,6 +126,10 @@ def load_run(path: Path) -> LoadedRun:
             f"belongs to a log of schema version {header.schema_version}, this Esper writes "
             f"{SCHEMA_VERSION}",
         )
+    task = header.job.training.task
+    # A checkpoint may be somebody else's; only the user decides which code is executed.
+    if is_task_reference(task) and task not in all_tasks():
+        raise UsageError(f"{path}: its task is in code beside the run; load it with --task {task}")
     return LoadedRun(
         path=path,
         header=header,
