@@ -1,7 +1,7 @@
 """Command-line flags for the keys of a job: one table defines parser, help and config layers."""
 
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Iterable, Mapping
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,16 @@ from esper.leyline.tasks import TASKS
 from esper.leyline.untyped_json import decode_json
 from esper.nissa.storage.files import read_limited
 
-__all__ = ["FLAGS", "JobFlag", "add_job_flags", "layers_from", "read_layer"]
+__all__ = [
+    "ALL_FLAGS",
+    "FLAGS",
+    "POLICY_FLAGS",
+    "WITHOUT_RUN",
+    "JobFlag",
+    "add_job_flags",
+    "layers_from",
+    "read_layer",
+]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 LOOPBACK: Final = DEFAULT_SERVER_ADDRESS.partition(":")[0]
@@ -76,6 +85,8 @@ def _server_address(text: str) -> str:
     return f"{LOOPBACK}:{text}" if text.isdecimal() else text
 
 
+POLICY_FLAGS: Final = "policy and PPO update"
+"""The group of what only a policy that learns has."""
 FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     "what to train": (
         _flag("--task", "training.task", "the task; 'esper-train tasks' lists them"),
@@ -130,7 +141,7 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
             float,
         ),
     ),
-    "policy and PPO update": (
+    POLICY_FLAGS: (
         _flag("--lr", "training.lr", "learning rate of the policy", float),
         _flag(
             "--ppo-updates-per-batch",
@@ -272,14 +283,29 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
 }
 """Every flag that sets a key, by the group it is listed under in the help."""
 
+WITHOUT_RUN: Final = (
+    *("--rounds", "--group", "--name", "--tag"),
+    *("telemetry", "checkpoints", "profiling"),
+    *("--serve", "--serve-token", "--serve-origins"),
+)
+"""Groups and flags that change nothing where no run directory is written."""
+
 ALL_FLAGS: Final = tuple(flag for group in FLAGS.values() for flag in group)
 
 _TASK_KEYS: Final = frozenset(f"training.{key}" for task in TASKS.values() for key in task.defaults)
 """Keys whose default depends on the task."""
 
 
-def add_job_flags(parser: ArgumentParser) -> None:
-    """Add every flag of the table, `--config`, and `--set` for any other key."""
+def add_job_flags(parser: ArgumentParser, without_effect: Collection[str] = ()) -> None:
+    """Add every flag of the table, `--config`, and `--set` for any other key.
+
+    Args:
+        parser: of a command that takes a job.
+        without_effect: groups and flags that change nothing for this command. They are accepted,
+            so that all commands take the same job, and left out of the help.
+    """
+    if without_effect:
+        parser.epilog = "Flags of other commands are accepted, and have no effect on this one."
     parser.add_argument("--config", metavar="FILE", help="TOML or JSON file with [training], [run]")
     parser.add_argument(
         "--set",
@@ -291,7 +317,10 @@ def add_job_flags(parser: ArgumentParser) -> None:
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
-            group.add_argument(flag.name, **_arguments(flag))
+            arguments = _arguments(flag)
+            if title in without_effect or flag.name in without_effect:
+                arguments["help"] = SUPPRESS
+            group.add_argument(flag.name, **arguments)
 
 
 def _arguments(flag: JobFlag) -> dict[str, Any]:

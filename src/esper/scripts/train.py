@@ -18,7 +18,7 @@ from esper.leyline.jobs import Layer, merge_job, merge_layers
 from esper.leyline.printable import printable
 from esper.leyline.tasks import PRESETS
 from esper.scripts.cli import CommandParser, add_version, run_command
-from esper.scripts.job_flags import add_job_flags, layers_from
+from esper.scripts.job_flags import POLICY_FLAGS, add_job_flags, layers_from
 from esper.scripts.summary import summary_of
 from esper.scripts.terminal import dispensable_output, print_json
 from esper.scripts.train_check import add_check_flags, run_check
@@ -29,7 +29,7 @@ from esper.scripts.train_sweep import add_sweep_flags, run_sweep_command
 if TYPE_CHECKING:
     from esper.simic.training.run_result import TrainingResult
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
 CONTROLLERS: Final = {
     "ppo": "train a PPO policy that decides what to grow",
@@ -42,10 +42,11 @@ CONTROLLERS: Final = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `esper-train` and return its exit code."""
-    return run_command(_build_parser(), argv)
+    return run_command(build_parser(), argv)
 
 
-def _build_parser() -> ArgumentParser:
+def build_parser() -> ArgumentParser:
+    """Return the parser of `esper-train`."""
     parser = CommandParser(prog="esper-train", description="Train networks that grow.")
     add_version(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -57,7 +58,7 @@ def _build_parser() -> ArgumentParser:
             usage="%(prog)s [options]",
         )
         train.add_argument("--json", action="store_true", help="print the summary as JSON")
-        add_job_flags(train)
+        add_job_flags(train, without_effect=() if name == "ppo" else (POLICY_FLAGS,))
         train.set_defaults(command=partial(_train, name))
     evaluate = commands.add_parser("eval", help="evaluate a checkpoint's policy on fresh hosts")
     add_eval_flags(evaluate)
@@ -136,9 +137,9 @@ def _finish_output(result: "TrainingResult | None") -> None:
 
 def _keywords(layers: Sequence[tuple[str, Layer]]) -> dict[str, Any]:
     """Return only the keys that file, flags and `--set` give, as keyword arguments."""
-    from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
+    from esper.runtime.tasks import tasks_for  # task plug-ins may import torch
 
-    merge_job(*layers, tasks=all_tasks())  # raises an error that names the invalid layer
+    merge_job(*layers, tasks=tasks_for(layers))  # raises an error that names the invalid layer
     given = merge_layers(layers)
     return {key: value for table in given.values() for key, value in cast(Layer, table).items()}
 
@@ -162,9 +163,10 @@ def _print_rows(rows: Mapping[str, str]) -> None:
 
 
 def _show_config(arguments: Namespace) -> int:
-    from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
+    from esper.runtime.tasks import tasks_for  # task plug-ins may import torch
 
-    job, _ = merge_job(*layers_from(arguments), tasks=all_tasks())
+    layers = layers_from(arguments)
+    job, _ = merge_job(*layers, tasks=tasks_for(layers))
     # Configurations are pasted into reports and chats.
     token = None if job.run.serve_token is None else "(hidden)"
     run = msgspec.structs.replace(job.run, serve_token=token)

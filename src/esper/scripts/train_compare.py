@@ -24,7 +24,7 @@ from esper.leyline.printable import printable
 from esper.leyline.untyped_json import readable_json
 from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.scripts.cli import explain_interruption
-from esper.scripts.job_flags import add_job_flags, layers_from
+from esper.scripts.job_flags import POLICY_FLAGS, WITHOUT_RUN, add_job_flags, layers_from
 from esper.scripts.terminal import print_json
 
 __all__ = ["add_compare_flags", "run_compare", "seeds_from"]
@@ -87,7 +87,7 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="write the report as JSON; without FILE, print it instead of the tables (default: no)",
     )
-    add_job_flags(parser)
+    add_job_flags(parser, without_effect=(POLICY_FLAGS, *WITHOUT_RUN))
 
 
 def run_compare(arguments: Namespace) -> int:
@@ -116,11 +116,12 @@ def run_compare(arguments: Namespace) -> int:
 def _compare(arguments: Namespace, seeds: Sequence[int]) -> ComparisonReport:
     learning = _learning(arguments.training_runs) if arguments.training_runs else None
     # Imported here because they load torch, which parsing and --help must not.
-    from esper.runtime.tasks import all_tasks
+    from esper.runtime.tasks import tasks_for
     from esper.simic.evaluation.arms import parse_arms
     from esper.simic.evaluation.compare import compare
 
-    job, _ = merge_job(*layers_from(arguments), tasks=all_tasks())
+    layers = layers_from(arguments)
+    job, _ = merge_job(*layers, tasks=tasks_for(layers))
     report = compare(
         job,
         parse_arms(arguments.arms),
