@@ -34,6 +34,7 @@ USERS = {
     "esper.karn.console.console": "the screen is drawn on a thread: a terminal may block",
     "esper.karn.view.view_feed": "the view is built on a thread and shown by another",
     "esper.karn.view.followed_log": "a log is read without blocking the loop",
+    "esper.karn.web.runs_routes": "runs are read without blocking the loop",
     "esper.karn.web.server_process": "waits for the server's end without blocking the loop",
     "esper.karn.mcp.server": "runs are read without blocking the loop",
     # Below tolaria.

@@ -128,6 +128,7 @@ class UnreadableFileError(UsageError):
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
+        self.reason = reason
 
 
 class ForeignFileError(UsageError):

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
     Subparsers = _SubParsersAction[CommandParser]
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
 _RUN_HELP = "run: directory, log, id, beginning of an id, name, or 'latest'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `esper-telemetry` and return its exit code."""
-    return run_command(_build_parser(), argv)
+    return run_command(build_parser(), argv)
 
 
-def _build_parser() -> ArgumentParser:
+def build_parser() -> ArgumentParser:
+    """Return the parser of `esper-telemetry`."""
     parser = CommandParser(prog="esper-telemetry", description="Read the telemetry of runs.")
     add_version(parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -271,8 +272,12 @@ def _add_report(commands: "Subparsers") -> None:
 
 
 def _add_serve(commands: "Subparsers") -> None:
-    serve = commands.add_parser("serve", help="serve the dashboard of a finished or running run")
-    serve.add_argument("run", type=Path, metavar="RUN", help=_RUN_HELP)
+    serve = commands.add_parser(
+        "serve", help="serve the dashboard of a run, or the list of a directory's runs"
+    )
+    serve.add_argument(
+        "run", type=Path, metavar="RUN|DIR", help=f"{_RUN_HELP}; or directory of runs"
+    )
     serve.add_argument(
         "--address", metavar="HOST:PORT", help="address to listen on (default: 127.0.0.1:8765)"
     )

@@ -1,14 +1,16 @@
-"""`esper-telemetry report` and `serve`: the dashboard of a run as a file or in a browser."""
+"""`esper-telemetry report` and `serve`: the dashboard as a file or in a browser."""
 
 import socket
 import sys
 from argparse import Namespace
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
 
 from esper.karn.report.run_report import write_report
 from esper.karn.view.followed_log import follow, open_source
+from esper.karn.web.list_server import ListServer
 from esper.karn.web.run_server import RunServer
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.leyline.errors import ExitCode
@@ -16,7 +18,7 @@ from esper.leyline.stop_signals import handled_signals
 from esper.nissa.live.address import ServerAddress, dashboard_url, listen
 from esper.nissa.live.security import Security
 from esper.nissa.live.token import resolve_token
-from esper.nissa.reading.run_lookup import find_run
+from esper.nissa.reading.run_lookup import find_run, is_directory_of_runs
 
 __all__ = ["run_report", "run_serve"]
 
@@ -30,16 +32,19 @@ def run_report(arguments: Namespace) -> int:
 
 
 def run_serve(arguments: Namespace) -> int:
-    """Serve the dashboard of a finished or running run until interrupted."""
+    """Serve the dashboard of a run, or the list of a directory's runs, until interrupted."""
     address = ServerAddress.parse(arguments.address or DEFAULT_SERVER_ADDRESS)
     security = Security(host=address.host, token=resolve_token(arguments.token))
-    run_dir = find_run(arguments.run)
-    open_source(run_dir)  # refuses a directory without a log before the address is printed
+    is_list = is_directory_of_runs(arguments.run)
+    directory = arguments.run.absolute() if is_list else find_run(arguments.run)
+    if not is_list:
+        open_source(directory)  # refuses a directory without a log before the address is printed
+    serve = _serve_list if is_list else _serve
     try:
         with listen(address) as listener:
             url = dashboard_url(address.host, listener, security.token)
             print(f"dashboard at {url} (press Ctrl-C to stop)", flush=True)
-            anyio.run(_serve_until_signal, run_dir, security, listener)
+            anyio.run(_serve_until_signal, serve, directory, security, listener)
         print(file=sys.stderr)  # so that the shell's prompt starts on a new line after ^C
     except BaseExceptionGroup as group:
         raise _only_error(group) from None
@@ -52,10 +57,15 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _only_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def _serve_until_signal(run_dir: Path, security: Security, listener: socket.socket) -> None:
+async def _serve_until_signal(
+    serve: Callable[[Path, Security, socket.socket], Awaitable[None]],
+    directory: Path,
+    security: Security,
+    listener: socket.socket,
+) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_end_at_signal, tasks.cancel_scope)
-        await _serve(run_dir, security, listener)
+        await serve(directory, security, listener)
         tasks.cancel_scope.cancel()
 
 
@@ -71,6 +81,11 @@ async def _serve(run_dir: Path, security: Security, listener: socket.socket) -> 
             follow=follow,
         )
         is_restarted = await server.run()
+
+
+async def _serve_list(parent: Path, security: Security, listener: socket.socket) -> None:
+    """Serve the list of a directory's runs."""
+    await ListServer(parent=parent, security=security, listener=listener).run()
 
 
 async def _end_at_signal(scope: anyio.CancelScope) -> None:

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from esper.karn.web.page import (
-    ENTRY,
+    LIST_ENTRY,
+    LIST_MODULES,
     MODULES,
     PLOTLY_NAME,
+    RUN_ENTRY,
+    RUN_MODULES,
+    LivePage,
     asset,
     asset_version,
     live_page,
+    runs_page,
     script_policy,
     self_contained_page,
     serve_command,
@@ -28,13 +33,24 @@ def url(name: str) -> str:
     return f"/assets/{name}?v={asset_version(name)}"
 
 
-def test_every_script_that_a_script_imports_is_in_the_import_map() -> None:
-    import_map = json.loads(live_page(url, Path("run")).import_map)["imports"]
-    assert import_map == {f"esper/{name}": url(f"{name}.js") for name in MODULES}
-    for name in MODULES:
+@pytest.mark.parametrize(
+    ("page", "entry", "modules"),
+    [
+        (live_page(url, Path("run")), RUN_ENTRY, RUN_MODULES),
+        (runs_page(url, Path("runs")), LIST_ENTRY, LIST_MODULES),
+    ],
+)
+def test_import_map_has_exactly_what_the_scripts_of_a_page_import(
+    page: LivePage, entry: str, modules: tuple[str, ...]
+) -> None:
+    import_map = json.loads(page.import_map)["imports"]
+    assert import_map == {f"esper/{name}": url(f"{name}.js") for name in modules}
+    imported = {entry}
+    for name in modules:
         source = asset(f"{name}.js")
         assert source is not None
-        assert set(IMPORT.findall(source.decode())) <= set(MODULES)
+        imported.update(IMPORT.findall(source.decode()))
+    assert imported == set(modules)
 
 
 @pytest.mark.parametrize("name", ["../page.py", "index.html", "", "main", "plotly.min.js"])
@@ -62,7 +78,9 @@ def test_policy_allows_exactly_the_inline_import_map_of_the_page() -> None:
 def test_hostile_names_cannot_leave_their_attribute_or_script() -> None:
     page = live_page(lambda name: f'"></script><b>{name}', Path('a"<b>'))
     assert "<b>" not in page.html
-    assert json.loads(page.import_map)["imports"][f"esper/{ENTRY}"] == (f'"></script><b>{ENTRY}.js')
+    assert json.loads(page.import_map)["imports"][f"esper/{RUN_ENTRY}"] == (
+        f'"></script><b>{RUN_ENTRY}.js'
+    )
 
 
 def test_command_quotes_the_directory_for_a_shell() -> None:

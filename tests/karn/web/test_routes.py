@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from esper.karn.view.followed_log import FollowedLog, open_source
 from esper.karn.view.snapshot import Patch
 from esper.karn.view.view_feed import ViewFeed
-from esper.karn.web.page import MODULES, asset, asset_version
+from esper.karn.web.page import MODULES, RUN_MODULES, asset, asset_version
 from esper.karn.web.routes import MAX_BAD_MESSAGES, dashboard_routes
 from esper.nissa.live.address import ServerAddress, listen
 from esper.nissa.live.app import build_app
@@ -117,7 +117,7 @@ async def test_page_names_nothing_outside_this_server(dashboard: Served) -> None
 async def test_every_address_on_the_page_is_served(dashboard: Served) -> None:
     page = (await dashboard.http.get("/")).text
     addresses = [item.replace("&amp;", "&") for item in re.findall(r'"(/assets/[^"]+)"', page)]
-    assert len(addresses) == len(MODULES) + 3  # the modules, the entry, the style and plotly
+    assert len(addresses) == len(RUN_MODULES) + 3  # the modules, the entry, the style and plotly
     for address in addresses:
         response = await dashboard.http.get(address)
         assert response.status_code == 200

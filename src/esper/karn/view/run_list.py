@@ -20,7 +20,7 @@ from esper.nissa.reading.run_lookup import manifest_of, run_directories
 from esper.nissa.storage.journal import EVENTS_FILE, OPERATIONAL_FILE
 from esper.nissa.storage.log_locks import FileKey, is_locked, locked_files
 
-__all__ = ["RunRow", "list_runs"]
+__all__ = ["RunRow", "list_runs", "run_row"]
 
 SILENT_S: Final = 120.0
 """Where locks are not listed, a log that was written within this time belongs to a live run."""
@@ -57,10 +57,11 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 def list_runs(parent: Path, now: float) -> list[RunRow]:
     """Return the runs of a directory, newest first."""
     locked = locked_files()
-    return [_row(run, locked, now) for run in reversed(run_directories(parent))]
+    return [run_row(run, locked, now) for run in reversed(run_directories(parent))]
 
 
-def _row(run_dir: Path, locked: frozenset[FileKey] | None, now: float) -> RunRow:
+def run_row(run_dir: Path, locked: frozenset[FileKey] | None, now: float) -> RunRow:
+    """Return what is known of one run."""
     manifest = manifest_of(run_dir)
     view = _read_ends(run_dir)
     facts = view.run.facts if view.run else None

@@ -22,9 +22,11 @@ __all__ = [
     "PLOTLY_NAME",
     "LivePage",
     "asset",
+    "address_of",
     "asset_version",
     "live_page",
     "map_styles",
+    "runs_page",
     "inline_policy",
     "script_policy",
     "plotly_script",
@@ -37,8 +39,16 @@ MEDIA_TYPES: Final[Mapping[str, str]] = {
     "js": "text/javascript; charset=utf-8",
 }
 PLOTLY_NAME: Final = "plotly.js"
-MODULES: Final = ("charts", "connection", "envs", "format", "log", "main", "panels", "store")
-ENTRY: Final = "main"
+RUN_ENTRY: Final = "main"
+LIST_ENTRY: Final = "runs"
+_SHARED: Final = ("address", "format", "plots", "theme")
+RUN_MODULES: Final = (
+    *("charts", "connection", "envs", "log", "panels", "store"),
+    *_SHARED,
+    RUN_ENTRY,
+)
+LIST_MODULES: Final = ("overlay", *_SHARED, LIST_ENTRY)
+MODULES: Final = tuple(sorted({*RUN_MODULES, *LIST_MODULES}))
 _HEAD_MARK: Final = "<!--HEAD-->"
 _TAIL_MARK: Final = "<!--TAIL-->"
 
@@ -65,7 +75,7 @@ def asset_version(name: str) -> str:
 
 
 class LivePage(msgspec.Struct, frozen=True):
-    """The page of the live server, and its import map, whose hash the policy must contain."""
+    """A page of the live server, and its import map, whose hash the policy must contain."""
 
     html: str
     import_map: str
@@ -76,27 +86,55 @@ def serve_command(run_dir: Path) -> str:
     return f"esper-telemetry serve {shlex.quote(str(run_dir))}"
 
 
-def live_page(address_of: Callable[[str], str], run_dir: Path) -> LivePage:
-    """Return the page of a run; `address_of` maps a file name to its URL."""
-    import_map = _import_map(address_of)
-    head = (
-        f'<link rel="stylesheet" href="{_attribute(address_of("style.css"))}">'
-        f'<meta name="esper-serve-command" content="{_attribute(serve_command(run_dir))}">'
-        + map_styles()
+def address_of(name: str) -> str:
+    """Return the versioned URL of one of the page's files on the live server."""
+    return f"/assets/{name}?v={asset_version(name)}"
+
+
+def live_page(address_of: Callable[[str], str], run_dir: Path, base: str = "") -> LivePage:
+    """Return the page of a run.
+
+    Args:
+        address_of: maps a file name to its URL.
+        run_dir: the run directory, for the command that serves it again.
+        base: path below which the server has the routes of this run.
+    """
+    meta = {"esper-serve-command": serve_command(run_dir), "esper-base": base}
+    return _page_of("index.html", RUN_MODULES, RUN_ENTRY, meta, address_of)
+
+
+def runs_page(address_of: Callable[[str], str], parent: Path) -> LivePage:
+    """Return the page with the list of a directory's runs."""
+    meta = {"esper-serve-command": serve_command(parent)}
+    return _page_of("runs.html", LIST_MODULES, LIST_ENTRY, meta, address_of)
+
+
+def _page_of(
+    template: str,
+    modules: Sequence[str],
+    entry: str,
+    meta: Mapping[str, str],
+    address_of: Callable[[str], str],
+) -> LivePage:
+    import_map = _import_map(modules, address_of)
+    facts = "".join(
+        f'<meta name="{name}" content="{_attribute(text)}">' for name, text in meta.items()
     )
+    head = f'<link rel="stylesheet" href="{_attribute(address_of("style.css"))}">{facts}'
     tail = (
         f'<script type="importmap">{import_map}</script>'
         f'<script src="{_attribute(address_of(PLOTLY_NAME))}"></script>'
-        f'<script type="module" src="{_attribute(address_of(f"{ENTRY}.js"))}"></script>'
+        f'<script type="module" src="{_attribute(address_of(f"{entry}.js"))}"></script>'
     )
-    return LivePage(html=_filled(head, tail), import_map=import_map)
+    html = _filled(template, head + map_styles(), tail)
+    return LivePage(html=html, import_map=import_map)
 
 
 def self_contained_page(embedded: bytes) -> str:
     """Return the page with all files and a view's JSON embedded."""
-    import_map = _import_map(_data_address)
+    import_map = _import_map(RUN_MODULES, _data_address)
     plotly = plotly_script()
-    entry = f'import "esper/{ENTRY}";'
+    entry = f'import "esper/{RUN_ENTRY}";'
     style = _text("style.css")
     # The page's modules import each other from data URLs, which only an inline script names.
     policy = inline_policy(scripts=(import_map, plotly, entry), styles=(style,), sources=("data:",))
@@ -108,7 +146,7 @@ def self_contained_page(embedded: bytes) -> str:
         f"<script>{plotly}</script>"
         f'<script type="module">{entry}</script>'
     )
-    return _filled(f"{policy}<style>{style}</style>{map_styles()}", tail)
+    return _filled("index.html", f"{policy}<style>{style}</style>{map_styles()}", tail)
 
 
 def plotly_script() -> str:
@@ -116,8 +154,8 @@ def plotly_script() -> str:
     return _text(PLOTLY_NAME).replace("</script", "<\\/script")
 
 
-def _import_map(address_of: Callable[[str], str]) -> str:
-    addresses = {f"esper/{name}": address_of(f"{name}.js") for name in MODULES}
+def _import_map(modules: Sequence[str], address_of: Callable[[str], str]) -> str:
+    addresses = {f"esper/{name}": address_of(f"{name}.js") for name in sorted(modules)}
     return orjson.dumps({"imports": addresses}).decode().replace("<", "\\u003c")
 
 
@@ -139,8 +177,8 @@ def _text(name: str) -> str:
     return content.decode()
 
 
-def _filled(head: str, tail: str) -> str:
-    page = _own_file("index.html").decode()
+def _filled(template: str, head: str, tail: str) -> str:
+    page = _own_file(template).decode()
     return page.replace(_HEAD_MARK, head).replace(_TAIL_MARK, tail)
 
 
@@ -156,7 +194,8 @@ def script_policy(import_map: str) -> str:
             f"script-src 'self' 'sha256-{_digest(import_map)}'",
             # plotly inserts an empty style element and adds rules to it; allow the empty digest.
             f"style-src 'self' 'sha256-{_digest('')}'",
-            "img-src 'self' data:",
+            # Charts become PNG files by way of a picture that the page itself has made.
+            "img-src 'self' data: blob:",
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",
@@ -177,7 +216,7 @@ def inline_policy(
             "default-src 'none'",
             f"script-src {' '.join(allowed_scripts)}",
             f"style-src {' '.join(allowed_styles)}",
-            "img-src data:",
+            "img-src data: blob:",
             "base-uri 'none'",
             "form-action 'none'",
         )

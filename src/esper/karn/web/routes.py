@@ -16,14 +16,21 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from esper.karn.view.view_feed import ViewFeed
 from esper.karn.view.view_model import START
-from esper.karn.web.page import MEDIA_TYPES, asset, asset_version, live_page, script_policy
+from esper.karn.web.page import (
+    MEDIA_TYPES,
+    address_of,
+    asset,
+    asset_version,
+    live_page,
+    script_policy,
+)
 from esper.leyline.live import CloseCode
 from esper.nissa.live.budget import ConnectionBudget
 from esper.nissa.live.guard import budget_of
 from esper.nissa.live.session import CLOSE_GRACE_S, Stop
 from esper.nissa.live.visitors import Visitors
 
-__all__ = ["ViewRequest", "dashboard_routes"]
+__all__ = ["ViewRequest", "asset_route", "dashboard_routes"]
 
 PATCH_EVERY_S: Final = 0.25
 HEARTBEAT_S: Final = 2.0
@@ -46,19 +53,40 @@ class ViewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 _REQUEST_DECODER: Final = msgspec.json.Decoder(ViewRequest)
 
 
-def dashboard_routes(feed: ViewFeed, run_dir: Path) -> list[BaseRoute]:
+def dashboard_routes(feed: ViewFeed, run_dir: Path, base: str = "") -> list[BaseRoute]:
     """Return the routes of the dashboard, for `nissa.live.app.build_app(routes=…)`.
 
     Args:
         feed: the view of the run.
         run_dir: the run directory, for the command that serves the dashboard again.
+        base: path below which the server has the routes of this run.
     """
-    dashboard = _Dashboard(feed, run_dir)
-    return [
-        Route("/", dashboard.page),
-        Route("/assets/{name}", dashboard.file),
-        WebSocketRoute("/ws/view", dashboard.view),
-    ]
+    dashboard = _Dashboard(feed, run_dir, base)
+    return [Route("/", dashboard.page), asset_route(), WebSocketRoute("/ws/view", dashboard.view)]
+
+
+def asset_route() -> BaseRoute:
+    """Return the route of the page's files."""
+    return Route("/assets/{name}", _file)
+
+
+async def _file(request: Request) -> Response:
+    """Return one of the page's files; versioned URLs are immutable and cached."""
+    name = request.path_params["name"]
+    content = asset(name)
+    if content is None:
+        return PlainTextResponse("no such file\n", status_code=404)
+    version = asset_version(name)
+    is_versioned = request.query_params.get("v") == version
+    headers = {
+        "Cache-Control": f"public, {_FOREVER}" if is_versioned else "no-cache",
+        "ETag": f'"{version}"',
+    }
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+    headers["Content-Length"] = str(len(content))
+    return StreamingResponse(_chunks(content), media_type=media_type, headers=headers)
 
 
 @dataclass(eq=False, slots=True)
@@ -67,31 +95,14 @@ class _Dashboard:
 
     feed: ViewFeed
     run_dir: Path
+    base: str
     visitors: Visitors = field(default_factory=lambda: Visitors(MAX_VIEWERS))
 
     async def page(self, _: Request) -> Response:
         """Return the page; the URLs of its files contain their version."""
-        page = live_page(_address_of, self.run_dir)
+        page = live_page(address_of, self.run_dir, self.base)
         headers = {"Content-Security-Policy": script_policy(page.import_map)}
         return Response(page.html, media_type="text/html; charset=utf-8", headers=headers)
-
-    async def file(self, request: Request) -> Response:
-        """Return one of the page's files; versioned URLs are immutable and cached."""
-        name = request.path_params["name"]
-        content = asset(name)
-        if content is None:
-            return PlainTextResponse("no such file\n", status_code=404)
-        version = asset_version(name)
-        is_versioned = request.query_params.get("v") == version
-        headers = {
-            "Cache-Control": f"public, {_FOREVER}" if is_versioned else "no-cache",
-            "ETag": f'"{version}"',
-        }
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            return Response(status_code=304, headers=headers)
-        media_type = MEDIA_TYPES[name.rpartition(".")[2]]
-        headers["Content-Length"] = str(len(content))
-        return StreamingResponse(_chunks(content), media_type=media_type, headers=headers)
 
     async def view(self, websocket: WebSocket) -> None:
         """Serve one viewer."""
@@ -106,11 +117,6 @@ class _Dashboard:
             await viewer.run()
         finally:
             self.visitors.leave(viewer)
-
-
-def _address_of(name: str) -> str:
-    """Return the versioned URL of one of the page's files."""
-    return f"/assets/{name}?v={asset_version(name)}"
 
 
 async def _chunks(content: bytes) -> AsyncIterator[bytes]:

@@ -9,7 +9,9 @@ import anyio
 
 from esper.karn.view.followed_log import LogRestartedError
 from esper.karn.view.view_feed import ViewFeed
+from esper.karn.web.open_runs import OpenRuns
 from esper.karn.web.routes import dashboard_routes
+from esper.karn.web.runs_routes import runs_routes
 from esper.leyline.live import CloseCode
 from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.live.app import build_app
@@ -40,14 +42,19 @@ class RunServer:
         and its clients. Unblocked by: the feed, a restarted log, or cancellation.
         """
         view = ViewFeed(self.source, self.run_dir)
-        app = build_app(
-            source=self.source,
-            run_dir=self.run_dir,
-            security=self.security,
-            routes=dashboard_routes(view, self.run_dir),
-        )
+        parent, name = self.run_dir.absolute().parent, self.run_dir.absolute().name
         with self._scope:
             async with anyio.create_task_group() as tasks:
+                app = build_app(
+                    source=self.source,
+                    run_dir=self.run_dir,
+                    security=self.security,
+                    routes=[
+                        *dashboard_routes(view, self.run_dir),
+                        *runs_routes(parent, own=name),
+                        *OpenRuns(parent, tasks).routes(),
+                    ],
+                )
                 tasks.start_soon(view.run)
                 tasks.start_soon(self._follow, app.state.stop)
                 await serve(app, self.listener, is_settled=view.is_settled)

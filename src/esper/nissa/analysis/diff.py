@@ -27,6 +27,8 @@ __all__ = [
     "KeyChange",
     "KeyValues",
     "OrderChange",
+    "config_leaves",
+    "config_text",
     "diff_paths",
     "diff_sides",
 ]
@@ -212,22 +214,25 @@ def _config_changes(before: Provenance, after: Provenance) -> Iterator[KeyValues
     if before.config is None or after.config is None:
         return
     left, right = (
-        dict(_leaves(msgspec.to_builtins(config), "")) for config in (before.config, after.config)
+        dict(config_leaves(msgspec.to_builtins(config))) for config in (before.config, after.config)
     )
     for key in dict.fromkeys((*left, *right)):
         if left.get(key) != right.get(key):
-            yield KeyValues(key=key, left=_value(left.get(key)), right=_value(right.get(key)))
+            yield KeyValues(
+                key=key, left=config_text(left.get(key)), right=config_text(right.get(key))
+            )
 
 
-def _leaves(table: Mapping[str, object], path: str) -> Iterator[tuple[str, object]]:
+def config_leaves(table: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the keys of a configuration with their values, those of nested tables one by one."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}{key}.")
+            yield from config_leaves(value, f"{path}{key}.")
         else:
             yield path + key, value
 
 
-def _value(value: object) -> str:
+def config_text(value: object) -> str:
     """Write a value as `--set` reads it."""
     return str(value) if isinstance(value, str) else compact_json(value).decode()
 
@@ -346,7 +351,7 @@ def _differing_values(left: bytes, right: bytes) -> list[KeyValues]:
     """Return both values of the first differing fields that both events have."""
     pairs = islice(differing_values(left, right), MAX_VALUES_SHOWN)
     return [
-        KeyValues(key=path.removeprefix("data."), left=_value(one), right=_value(two))
+        KeyValues(key=path.removeprefix("data."), left=config_text(one), right=config_text(two))
         for path, one, two in pairs
     ]
 

@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,8 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 PUBLIC_PREFIX: Final = "/assets/"
 """Files of the installed package, the same for every run: they need no token."""
 METHODS: Final = frozenset({"GET", "HEAD"})
+_PAGES: Final = re.compile(r"/|/runs|/run/[^/]+/")
+"""What a link of another site may lead to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,12 +119,12 @@ def _name_of(host_header: str) -> str:
 def _is_cross_site(request: Request) -> bool:
     """Check whether a browser marks a request as caused by a page of another site.
 
-    A link to the dashboard itself, followed in a whole tab, is allowed.
+    A link to a page of the dashboard, followed in a whole tab, is allowed.
     """
     headers = request.headers
     if headers.get("sec-fetch-site", "none").lower() in ("none", "same-origin"):
         return False
-    is_link = headers.get("sec-fetch-mode") == "navigate" and request.path == "/"
+    is_link = headers.get("sec-fetch-mode") == "navigate" and _PAGES.fullmatch(request.path)
     return not (is_link and headers.get("sec-fetch-dest") == "document")
 
 

@@ -17,6 +17,8 @@ __all__ = [
     "find_log",
     "find_logs",
     "find_run",
+    "is_directory_of_runs",
+    "is_run_directory",
     "manifest_of",
     "run_directories",
     "run_directory_of",
@@ -94,8 +96,17 @@ def run_directories(parent: Path) -> list[Path]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UnreadableFileError(parent, f"cannot be read: {reason}") from None
-    runs = [child for child in children if (child / _MANIFEST).is_file() or _log_in(child)]
-    return sorted(runs, key=_age_key)
+    return sorted(filter(is_run_directory, children), key=_age_key)
+
+
+def is_run_directory(directory: Path) -> bool:
+    """Return whether a directory holds a run: its manifest, or its log."""
+    return (directory / _MANIFEST).is_file() or bool(_log_in(directory))
+
+
+def is_directory_of_runs(path: Path) -> bool:
+    """Return whether a directory is no run, but has runs directly below it."""
+    return path.is_dir() and not is_run_directory(path) and bool(run_directories(path))
 
 
 def _age_key(run: Path) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 // Charts, drawn by the plotly.js of the installed package. Each one also says in words what it shows.
 
 import { STAGES, byId, compact, isMissing, nth, number, signed, stageColor } from "esper/format";
+import { draw, layout, lineMode, plain, theme } from "esper/plots";
 
 const OPS = ["WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE"];
 const OP_LOOKS = {
@@ -10,63 +11,14 @@ const OP_LOOKS = {
 const MAX_SEED_ROWS = 24;
 const FATES = { fossilized: "✓", pruned: "✗", growing: "…", ended: "○" };
 
-function theme() {
-  const style = getComputedStyle(document.documentElement);
-  const read = (name) => style.getPropertyValue(name).trim();
-  return {
-    text: read("--text"), muted: read("--muted"), line: read("--line"), accent: read("--accent"),
-    band: read("--band"), second: read("--second"), bandSecond: read("--band-second"),
-    ok: read("--ok"), watch: read("--watch"), act: read("--act"), panel: read("--panel"),
-  };
-}
-
-function layout(colors, extra = {}) {
-  const axis = { gridcolor: colors.line, zerolinecolor: colors.line, linecolor: colors.line, tickcolor: colors.line, automargin: true };
-  const merged = {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: colors.text, size: 12, family: 'system-ui, "DejaVu Sans", sans-serif' },
-    margin: { l: 44, r: 10, t: 8, b: 36 }, showlegend: false, hovermode: "x unified",
-    hoverlabel: { bgcolor: colors.panel, bordercolor: colors.line, font: { color: colors.text } },
-    ...extra,
-  };
-  for (const name of Object.keys(merged)) {
-    if (/^[xy]axis\d*$/.test(name)) merged[name] = { ...axis, ...merged[name] };
-  }
-  // Copies, because plotly notes the type it found in the axis it was given.
-  merged.xaxis ??= { ...axis };
-  merged.yaxis ??= { ...axis };
-  return merged;
-}
-
-// A panel also changes its width without a resize of the window: a scroll bar that appears is enough.
-const widths = new ResizeObserver((entries) => requestAnimationFrame(() => {
-  for (const { target } of entries) {
-    const isStale = target._fullLayout && Math.abs(target._fullLayout.width - target.clientWidth) >= 1;
-    if (isStale && target.offsetParent !== null) Plotly.Plots.resize(target);
-  }
-}));
-
-function draw(id, traces, look, words) {
-  const node = byId(id);
-  // A hidden panel has no size to draw into; it is drawn when it is shown.
-  if (node.offsetParent === null) return;
-  node.setAttribute("aria-label", words);
-  Plotly.react(node, traces, look, { displayModeBar: false });
-  widths.observe(node);
-}
-
 function band(x, low, high, color) {
   const known = x.map((_, index) => index).filter((index) => !isMissing(low[index]) && !isMissing(high[index]));
   const line = { width: 0 };
   const common = { mode: "lines", line, hoverinfo: "skip", type: "scatter" };
   return [
-    { ...common, x: known.map((index) => x[index]), y: known.map((index) => high[index]) },
-    { ...common, x: known.map((index) => x[index]), y: known.map((index) => low[index]), fill: "tonexty", fillcolor: color },
+    { ...common, name: "highest", x: known.map((index) => x[index]), y: known.map((index) => high[index]) },
+    { ...common, name: "lowest", x: known.map((index) => x[index]), y: known.map((index) => low[index]), fill: "tonexty", fillcolor: color },
   ];
-}
-
-function lineMode(count) {
-  return count < 40 ? "lines+markers" : "lines";
 }
 
 // Rounds and steps are whole and begin with one: over a short range plotly would mark halves, and
@@ -157,7 +109,7 @@ export function drawPolicy(rows, thresholds) {
     if (!isMissing(watch)) {
       look.shapes.push({ type: "line", xref: `x${suffix} domain`, yref: `y${suffix}`, x0: 0, x1: 1, y0: watch, y1: watch, line: { color: colors.watch, width: 1, dash: "dash" } });
     }
-    return { x, y: updates.map((row) => row.policy[name]), xaxis: `x${suffix}`, yaxis: `y${suffix}`, type: "scatter", mode: lineMode(x.length), marker: { size: 4 }, line: { color: colors.accent, width: 1.5 }, hovertemplate: `${label} %{y:.4g}, round %{x}<extra></extra>` };
+    return { name: label, x, y: updates.map((row) => row.policy[name]), xaxis: `x${suffix}`, yaxis: `y${suffix}`, type: "scatter", mode: lineMode(x.length), marker: { size: 4 }, line: { color: colors.accent, width: 1.5 }, hovertemplate: `${label} %{y:.4g}, round %{x}<extra></extra>` };
   });
   const last = updates.at(-1);
   const words = last ? `Policy health in round ${nth(last.round)}: ` + POLICY.map(([name, label]) => `${label} ${compact(last.policy[name])}`).join(", ") : "No policy update yet";
@@ -199,15 +151,12 @@ export function drawSeeds(seeds, numSteps) {
   draw("chart-seeds", traces, layout(colors, {
     // Without it plotly keeps the height that it measured first, and covers what is below.
     height,
+    // Another round is another chart: it begins without a zoom.
+    uirevision: `round ${shown[0]?.round}`,
     barmode: "overlay", bargap: 0.2, hovermode: "closest", margin: { l: 10, r: 10, t: 4, b: 34 },
     xaxis: { title: { text: "step" }, ...counting([1, numSteps || 1]) },
     yaxis: { type: "category", categoryorder: "array", categoryarray: [...labels].reverse(), tickfont: { size: 11 }, automargin: true, tickmode: "array", tickvals: labels, ticktext: labels },
   }), words);
-}
-
-// plotly reads a few tags in its texts; a run's own words must not become any.
-function plain(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
 export function drawEnv(detail) {
@@ -219,6 +168,7 @@ export function drawEnv(detail) {
     { x: steps, y: detail.accuracies_pct, type: "scatter", mode: lineMode(steps.length), name: "accuracy", line: { color: colors.accent, width: 2 }, marker: { size: 4 }, hovertemplate: "%{y:.2f} %" },
   ], layout(colors, {
     showlegend: true, legend: { orientation: "h", y: 1.16, x: 0, bgcolor: "rgba(0,0,0,0)" }, margin: { l: 46, r: 46, t: 22, b: 36 },
+    uirevision: `episode ${detail.episode_id} of env ${detail.env_id}`,
     xaxis: { title: { text: "step" }, ...counting(steps) }, yaxis: { title: { text: "accuracy, %" } },
     yaxis2: { title: { text: "reward" }, overlaying: "y", side: "right", showgrid: false, tickmode: "auto", nticks: 5 },
   }), isMissing(last) ? "No accuracy measured yet" : `Accuracy ${number(last)} % in step ${steps.at(-1)}`);

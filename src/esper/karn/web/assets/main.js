@@ -1,5 +1,6 @@
 // The page: one store, one connection, panels that redraw when their section changed.
 
+import { base, pageAddress, showInAddress, shownParams } from "esper/address";
 import { drawActions, drawPolicy, drawRounds, drawSeeds, drawSteps } from "esper/charts";
 import { Connection } from "esper/connection";
 import { EnvPanel } from "esper/envs";
@@ -10,15 +11,19 @@ import {
   showThresholds, showVerdict,
 } from "esper/panels";
 import { Store } from "esper/store";
+import { Theme } from "esper/theme";
 
 const CHART_MS = 1000;
 const store = new Store();
 let connection = null;
 let selected = null;
+let theme = null;
+let log = null;
 const stale = new Set();
 
 const envs = new EnvPanel(store, (envId) => {
   selected = envId;
+  showInAddress({ env: envId });
   connection?.send({ select: envId });
 });
 
@@ -29,7 +34,7 @@ function show(changed) {
   if (changed.has("thresholds")) showThresholds(view.thresholds);
   showVerdict(view.verdict, store.lastEvent());
   showProgress(view.progress);
-  if (changed.has("alarms")) showAlarms(view.alarms);
+  if (changed.has("alarms")) showAlarms(view.alarms, log?.find.bind(log));
   if (changed.has("growth")) showGrowth(view.growth);
   if (changed.has("resources")) showResources(view.resources);
   if (changed.has("bus")) showBus(view.bus, store.rows("rounds"));
@@ -92,32 +97,6 @@ function showServeCommand() {
   byId("again").hidden = false;
 }
 
-function setTheme(name) {
-  document.documentElement.dataset.theme = name;
-  byId("theme").textContent = name === "dark" ? "Light" : "Dark";
-  byId("theme").setAttribute("aria-label", name === "dark" ? "Light theme" : "Dark theme");
-  try {
-    localStorage.setItem("esper-theme", name);
-  } catch {
-    // A page opened from disk may have no storage; the theme then lasts as long as the page.
-  }
-  redrawAll();
-}
-
-function toggleTheme() {
-  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-}
-
-function firstTheme() {
-  let stored = null;
-  try {
-    stored = localStorage.getItem("esper-theme");
-  } catch {
-    stored = null;
-  }
-  return stored ?? (matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark");
-}
-
 function onKey(event) {
   const isTyping = event.target.matches?.("input, select, textarea");
   if (event.key === "Escape" && isTyping) {
@@ -128,7 +107,7 @@ function onKey(event) {
   }
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
   const actions = {
-    j: () => envs.move(1), k: () => envs.move(-1), t: toggleTheme,
+    j: () => envs.move(1), k: () => envs.move(-1), t: () => theme.toggle(),
     "?": () => byId("help").showModal(), "/": () => byId("log-text").focus(),
     Enter: () => (event.target === document.body || event.target.id === "main" ? envs.open() : null),
   };
@@ -140,13 +119,12 @@ function onKey(event) {
 }
 
 async function loadManifest() {
-  const response = await fetch("/api/run" + location.search);
+  const response = await fetch(`${base()}/api/run${location.search}`);
   showManifest(response.ok ? await response.json() : null);
 }
 
 function start() {
-  setTheme(firstTheme());
-  byId("theme").addEventListener("click", toggleTheme);
+  theme = new Theme(redrawAll);
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   byId("help-close").addEventListener("click", () => byId("help").close());
   byId("seed-round").addEventListener("change", showSeeds);
@@ -157,6 +135,12 @@ function start() {
   const embedded = byId("embedded-view");
   if (embedded) startReport(JSON.parse(embedded.textContent));
   else startLive();
+}
+
+// The env that the address names was open before a reload, or for the one who sent the link.
+function openShownEnv() {
+  const shown = shownParams().get("env");
+  if (shown !== null && store.view.envs[shown]) { envs.mark(Number(shown)); envs.open(); }
 }
 
 function startReport(report) {
@@ -173,14 +157,18 @@ function startReport(report) {
 }
 
 function startLive() {
-  const log = new EventLog();
-  connection = new Connection("/ws/view", {
+  log = new EventLog();
+  byId("runs-link").href = pageAddress("/runs");
+  byId("runs-link").hidden = false;
+  connection = new Connection(`${base()}/ws/view`, {
     onState: showState,
     hello: () => { if (selected !== null) connection.send({ select: selected }); },
     onMessage: (data) => {
       const isFirst = store.receivedAt === null;
       show(store.take(JSON.parse(data)));
-      if (isFirst) drawStale();
+      if (!isFirst) return;
+      drawStale();
+      openShownEnv();
     },
   });
   log.connect();

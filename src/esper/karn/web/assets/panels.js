@@ -1,5 +1,6 @@
 // The plain panels: verdict, progress, alarms, growth, heads, bus, run.
 
+import { jumpTo } from "esper/address";
 import {
   GRADES, MISSING, STAGES, byId, clock, compact, duration, el, facts, grade, isMissing, nth, number, signOf,
   sparkline, stageColor, table, where,
@@ -14,7 +15,16 @@ export function showVerdict(verdict, lastEvent) {
   facts(byId("answers"), ANSWERS.map(([label, name]) => [label, signOf(verdict[`${name}_grade`], verdict[name])]));
   byId("answers").append(el("div", {}, el("dt", {}, "Last event"), el("dd", { id: "last-event" }, lastEvent)));
   byId("reasons").replaceChildren(...verdict.reasons.map((reason) =>
-    el("li", {}, signOf(reason.grade, ""), el("a", { href: `#panel-${reason.panel}` }, reason.text))));
+    el("li", {}, signOf(reason.grade, ""), jumpLink(reason))));
+}
+
+function jumpLink(reason) {
+  const link = el("a", { href: `#panel-${reason.panel}` }, reason.text);
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    jumpTo(`panel-${reason.panel}`);
+  });
+  return link;
 }
 
 export function showProgress(progress) {
@@ -39,7 +49,8 @@ function checkpointText(roundsCompleted) {
   return roundsCompleted === 0 ? "before round 1" : `after round ${roundsCompleted}`;
 }
 
-export function showAlarms(alarms) {
+// `find` shows the events of an alarm; a report has no log to show them in.
+export function showAlarms(alarms, find) {
   const total = alarms.reduce((sum, alarm) => sum + alarm.count, 0);
   byId("alarm-count").textContent = total ? `${total} in ${alarms.length} kinds` : "";
   byId("alarms-empty").hidden = alarms.length > 0;
@@ -50,8 +61,16 @@ export function showAlarms(alarms) {
     return el("li", { class: isGrave ? "act" : "watch" },
       signOf(isGrave ? "act" : "watch", alarm.event_type.toLowerCase().replaceAll("_", " ") + times),
       el("span", { class: "where" }, [alarm.severity, where(alarm), clock(alarm.last_ts)].filter(Boolean).join(" · ")),
-      el("span", { class: "text" }, alarm.text));
+      el("span", { class: "text" }, alarm.text), find ? eventsButton(alarm, find) : null);
   }));
+}
+
+function eventsButton(alarm, find) {
+  const name = alarm.event_type.toLowerCase().replaceAll("_", " ");
+  const label = `events of ${name}${isMissing(alarm.env_id) ? "" : `, env ${alarm.env_id}`}`;
+  const button = el("button", { type: "button", class: "mini", "aria-label": label }, "show in the log");
+  button.addEventListener("click", () => find(alarm));
+  return button;
 }
 
 export function showGrowth(growth) {
