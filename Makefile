@@ -44,6 +44,7 @@ docs: setup  ## Write the generated pages again.
 	$(BIN)/python -m tools.generate_lifecycle_docs
 	$(BIN)/python -m tools.generate_observation_docs
 	$(BIN)/python -m tools.generate_sink_docs
+	$(BIN)/python -m tools.generate_reference_docs
 
 # Sphinx is installed here only, so that `make setup` stays small.
 $(SITE_STAMP): $(STAMP)

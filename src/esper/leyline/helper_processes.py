@@ -14,7 +14,7 @@ NICENESS: Final = 10
 """Under load, the run's threads get nine times the share of a core that a helper gets."""
 OOM_SCORE: Final = "500"
 """The kernel ends a helper before the run if memory runs out."""
-SHIELDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SHIELDED_SIGNALS: Final = STOP_SIGNALS
 """Sent to all processes of a terminal or a service; a helper still has to handle the end."""
 
 
