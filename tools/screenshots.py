@@ -1,4 +1,4 @@
-"""`python -m tools.screenshots RUN -o DIR`: pictures of a run's dashboard and console.
+"""`python -m tools.screenshots RUN -o DIR`: pictures of runs, of a dashboard and of a console.
 
 Drives Debian's chromium, so that the pictures in the README can be made again from any run.
 """
@@ -6,6 +6,7 @@ Drives Debian's chromium, so that the pictures in the README can be made again f
 import argparse
 import io
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,10 +21,18 @@ from esper.karn.console.console import Console
 from esper.karn.report.run_report import write_report
 from esper.leyline.telemetry import Event, decode_event
 from esper.nissa.reading.lines import read_lines
-from esper.nissa.reading.run_lookup import find_log, find_run
+from esper.nissa.reading.run_lookup import find_log, find_run, run_directories
 
 SIZES = {"wide": (1920, 1080), "laptop": (1280, 800), "phone": (390, 844)}
-CONSOLE_COLUMNS, CONSOLE_LINES = 124, 28
+LIST_SIZES = {"runs": (1440, 1000), "runs-tablet": (1024, 1200), "runs-phone": (390, 844)}
+CONSOLES = {
+    "console": (124, 28),
+    "console-80": (80, 24),
+    "console-120": (120, 28),
+    "console-200": (200, 30),
+}
+"""Columns and lines."""
+MAX_OVERLAID = 4
 NORMAL = "0d1217 ff8a80 56cf95 f5bd52 62c6ff c9a6ff 5ed3e3 c3cbd3"
 BRIGHT = "8d9caa ffaca5 8fe3ba ffd37f 9adcff dcc6ff 97e5ef ffffff"
 
@@ -51,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="X",
         help="share of the events the console has seen, so that it shows a run under way",
     )
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="directory of runs, for pictures of their list"
+    )
     arguments = parser.parse_args(argv)
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -64,7 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, size in SIZES.items():
             take_dashboard(browser, report, size, arguments.theme, arguments.output / f"{name}.png")
         take_detail(browser, report, arguments.theme, arguments.output / "env.png")
-        take_console(browser, run_dir, arguments.share, arguments.output / "console.png")
+        for name, (columns, lines) in CONSOLES.items():
+            output = arguments.output / f"{name}.png"
+            take_console(browser, run_dir, arguments.share, (columns, lines), output)
+        if arguments.runs is not None:
+            take_list(browser, arguments.runs, arguments.theme, arguments.output)
         browser.close()
     return 0
 
@@ -99,32 +115,61 @@ def take_detail(browser: Browser, report: Path, theme: str, output: Path) -> Non
     print(f"wrote {output}")
 
 
-def take_console(browser: Browser, run_dir: Path, share: float, output: Path) -> None:
+def take_list(browser: Browser, parent: Path, theme: str, folder: Path) -> None:
+    """Take the list of runs, with the newest ones laid over each other."""
+    names = [run.name for run in run_directories(parent)][-MAX_OVERLAID:]
+    shown = "&".join(f"run={name}" for name in names)
+    command = [sys.executable, "-m", "esper.scripts.telemetry", "serve", str(parent)]
+    server = subprocess.Popen(
+        [*command, "--address", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None, "stdout is a pipe"
+    try:
+        address = server.stdout.readline().split()[2]
+        for name, (width, height) in LIST_SIZES.items():
+            page = browser.new_page(
+                viewport={"width": width, "height": height},
+                color_scheme="light" if theme == "light" else "dark",
+            )
+            page.goto(f"{address}runs#{shown}&smooth=0.4")
+            page.locator("#chart-reward .main-svg").first.wait_for()
+            page.locator("#runs-table tbody tr").first.wait_for()
+            page.screenshot(path=folder / f"{name}.png", full_page=name != "runs-phone")
+            page.close()
+            print(f"wrote {folder / name}.png")
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def take_console(
+    browser: Browser, run_dir: Path, share: float, size: tuple[int, int], output: Path
+) -> None:
     """Take the live screen as it was after a share of the run's events."""
     log = find_log(run_dir)
     lines = list(read_lines(log))
     events = [decode_event(line) for line in lines[: max(round(share * len(lines)), 1)]]
-    page = browser.new_page(viewport={"width": 1100, "height": 700}, device_scale_factor=2)
-    page.set_content(console_page(events))
+    page = browser.new_page(viewport={"width": 1800, "height": 900}, device_scale_factor=2)
+    page.set_content(console_page(events, *size))
     page.locator("pre").screenshot(path=output)
     page.close()
     print(f"wrote {output}")
 
 
-def console_page(events: Sequence[Event]) -> str:
+def console_page(events: Sequence[Event], columns: int, lines: int) -> str:
     """Return the console's screen as a page."""
     stream = io.StringIO()
     console = Console(
         stream,
         is_terminal=True,
-        width=CONSOLE_COLUMNS,
-        height=CONSOLE_LINES,
+        width=columns,
+        height=lines,
         clock=_Moment(events[-1].ts),
     )
     for event in events:
         console.on_event(event)
     console.draw()
-    recorder = RichConsole(record=True, width=CONSOLE_COLUMNS, file=io.StringIO())
+    recorder = RichConsole(record=True, width=columns, file=io.StringIO())
     recorder.print(Text.from_ansi(stream.getvalue()))
     style = (
         "background:#0d1217;color:#e8eef4;margin:0;padding:14px;display:inline-block;"

@@ -9,7 +9,7 @@ import pytest
 
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.scripts.job_flags import add_job_flags
-from esper.scripts.train import main
+from esper.scripts.train import build_parser, main
 
 
 class Case(NamedTuple):
@@ -137,3 +137,26 @@ def test_unknown_flag_comes_with_the_one_that_was_meant(
     assert last == (
         f"esper-train ppo: error: unrecognized arguments: {flag} 5; did you mean {meant}?"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "listed", "left_out"),
+    [
+        ("ppo", "--clip-ratio", "--arms"),
+        ("wait", "--rounds", "--clip-ratio"),
+        ("compare", "--engine", "--resume"),
+        ("compare", "--seed", "--rounds"),
+        ("config show", "--clip-ratio", "--arms"),
+    ],
+)
+def test_help_lists_what_matters_to_the_command_and_every_flag_is_accepted(
+    command: str, listed: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = build_parser()
+    with pytest.raises(SystemExit):
+        parser.parse_args([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    assert f"  {listed} " in text
+    assert f"  {left_out} " not in text
+    parsed = parser.parse_args([*command.split(), "--lr", "0.5", "--resume", "latest"])
+    assert (parsed.lr, parsed.resume) == (0.5, "latest")

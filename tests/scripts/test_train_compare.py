@@ -40,6 +40,8 @@ def test_report_is_printed_as_a_table_and_written_as_a_page(
     output = capsys.readouterr()
     assert "wait - random" in output.out
     assert "seed 3  wait" in output.err
+    assert "only 2 random seeds: " in output.out
+    assert output.out.endswith(f"\nwrote runs in {tmp_path / 'runs'}, {page}\n")
     for text in (output.out, page.read_text(encoding="utf-8")):
         assert "wait - random" in text
         assert "task return" in text
@@ -174,16 +176,19 @@ def test_signal_ends_a_comparison_with_the_way_on(tmp_path: Path, awaited: str) 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         output: list[str] = []
-        while not output or not output[-1].startswith(awaited):
+        while not output or awaited not in output[-1]:
             output.append(next(process.stderr))
         # Other runs are under way, or about to begin.
         os.kill(process.pid, signal.SIGTERM)
         output += process.stderr
         process.wait(timeout=60)
 
-    *made, last = output
+    arms, runs, *made, last = output
     assert process.returncode == 130
-    assert all(line.startswith("seed ") for line in made)
+    assert arms == "2 arms: wait (grows nothing), random (random legal actions)\n"
+    assert runs == f"7 random seeds, 14 runs, saved in {tmp_path / 'runs'}\n"
+    numbered = [f"{number:>2} of 14  seed " for number in range(1, len(made) + 1)]
+    assert [line[: len(start)] for line, start in zip(made, numbered, strict=True)] == numbered
     assert f"{len(made)} of 14 runs are saved in" in last
     assert last.rstrip().endswith("run the same command again to continue")
     kept = list((tmp_path / "runs").iterdir())

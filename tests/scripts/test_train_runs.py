@@ -1,6 +1,7 @@
 """`esper-train` as its user runs it: training, resuming, evaluating, refusing."""
 
 import json
+import re
 import math
 import shlex
 import shutil
@@ -119,9 +120,10 @@ def test_evaluation_reports_every_env_and_saves_a_network(
     model = tmp_path / "grown.pt"
     arguments = ["eval", "--checkpoint", checkpoint, "--seeds", "5", "6"]
     assert main([*arguments, "--save-model", str(model), "--json"]) == 0
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
     assert is_readable(text)
     report = json.loads(text)
+    assert re.fullmatch(r"1 of 2  seed 5  [\d.]+ %\n2 of 2  seed 6  [\d.]+ %\n", progress)
     assert [(score["seed"], score["env_id"]) for score in report["envs"]] == [
         (5, 0),
         (5, 1),

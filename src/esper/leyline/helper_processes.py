@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from esper.leyline.stop_signals import STOP_SIGNALS
+
 __all__ = ["ended", "ending_text", "shielded_from_signals", "yield_to_run"]
 
 NICENESS: Final = 10

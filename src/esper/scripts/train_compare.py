@@ -3,6 +3,7 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,14 @@ DEFAULT_ARMS: Final = ("wait", "random", "heuristic", "periodic")
 DEFAULT_SEEDS: Final = ("1000-1004",)
 DEFAULT_DIRECTORY: Final = "./comparisons"
 STDOUT: Final = "-"
+FEW_SEEDS: Final = 5
+"""With fewer, a bootstrap over seeds has next to nothing to draw from."""
+RULES: Final = {
+    "wait": "grows nothing",
+    "random": "random legal actions",
+    "heuristic": "a hand-written rule",
+    "periodic": "germinates in a fixed rotation",
+}
 MAX_SEED_DIGITS: Final = 18
 MAX_SEEDS: Final = 100_000
 
@@ -102,14 +111,18 @@ def run_compare(arguments: Namespace) -> int:
         "run the same command again to continue"
     ):
         report = _compare(arguments, seeds)
+        written = [f"runs in {arguments.out}"]
         if arguments.html is not None:
             _write(Path(arguments.html), _page(report))
+            written.append(arguments.html)
         if arguments.json == STDOUT:
             print_json(report)
             return ExitCode.OK
         if arguments.json is not None:
             _write(Path(arguments.json), readable_json(report))
+            written.append(arguments.json)
         _print_report(report)
+        print(printable(f"\nwrote {', '.join(written)}"))
     return ExitCode.OK
 
 
@@ -122,13 +135,17 @@ def _compare(arguments: Namespace, seeds: Sequence[int]) -> ComparisonReport:
 
     layers = layers_from(arguments)
     job, _ = merge_job(*layers, tasks=tasks_for(layers))
+    arms = parse_arms(arguments.arms)
+    progress = _Progress(len(seeds) * sum(arm.num_strata for arm in arms))
+    if not job.run.quiet:
+        progress.announce([arm.name for arm in arms], seeds, arguments.out)
     report = compare(
         job,
-        parse_arms(arguments.arms),
+        arms,
         seeds=seeds,
         directory=Path(arguments.out),
         greedy=arguments.greedy,
-        progress=None if job.run.quiet else _print_progress,
+        progress=None if job.run.quiet else progress,
     )
     return msgspec.structs.replace(report, learning=learning)
 
@@ -165,13 +182,32 @@ def seeds_from(texts: Sequence[str]) -> list[int]:
     return seeds
 
 
-def _print_progress(run: ArmRun, was_found: bool) -> None:
-    alone = "" if run.wall_s is None else f", {run.wall_s:.1f} s"
-    how = "reused" if was_found else f"run{alone}"
-    accuracies = [env.final_pct for env in run.envs]
-    mean = f"{sum(accuracies) / len(accuracies):.1f} %" if accuracies else "all envs failed"
-    text = printable(f"seed {run.seed}  {run.arm}  {mean}  ({how})")
-    print(text, file=sys.stderr, flush=True)
+@dataclass(eq=False, slots=True)
+class _Progress:
+    """Prints a line per run on stderr, as stdout is for the report."""
+
+    num_runs: int
+    _num_done: int = 0
+
+    def announce(self, arms: Sequence[str], seeds: Sequence[int], directory: str) -> None:
+        """Print what is going to be run, and where it is saved."""
+        what = ", ".join(f"{name} ({RULES[name]})" if name in RULES else name for name in arms)
+        self._print(f"{len(arms)} arms: {what}")
+        self._print(f"{len(seeds)} random seeds, {self.num_runs} runs, saved in {directory}")
+
+    def __call__(self, run: ArmRun, was_found: bool) -> None:
+        """Print a run that was executed or found."""
+        self._num_done += 1
+        alone = "" if run.wall_s is None else f", {run.wall_s:.1f} s"
+        how = "reused" if was_found else f"run{alone}"
+        accuracies = [env.final_pct for env in run.envs]
+        mean = f"{sum(accuracies) / len(accuracies):.1f} %" if accuracies else "all envs failed"
+        place = f"{self._num_done:>{len(str(self.num_runs))}} of {self.num_runs}"
+        self._print(f"{place}  seed {run.seed}  {run.arm}  {mean}  ({how})")
+
+    @staticmethod
+    def _print(text: str) -> None:
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -191,6 +227,11 @@ def _print_report(report: ComparisonReport) -> None:
         if label != name:
             print(printable(f"{label}: {name.partition(':')[2]}"))
     _print_table(scores_table(report))
+    if len(report.seeds) < FEW_SEEDS:
+        print(
+            f"\nonly {len(report.seeds)} random seeds: intervals over so few say little, and arms "
+            f"that look different may not be; {FEW_SEEDS} or more are better, 20 are good"
+        )
     print(f"\n{FRONT_MARK} on the Pareto front of accuracy against parameters")
     others = [costs_table(report), differences_table(report)]
     for table in (*others, *([training_table(report.learning)] if report.learning else ())):

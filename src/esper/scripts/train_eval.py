@@ -1,11 +1,13 @@
 """`esper-train eval`: evaluate a trained policy on fresh hosts and the test split."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from esper.leyline.errors import ExitCode
-from esper.leyline.evaluation import EvaluationReport, MeanScore
+from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
 from esper.leyline.printable import printable
 from esper.scripts.terminal import print_json
 
@@ -76,12 +78,29 @@ def run_eval(arguments: Namespace) -> int:
         lane_deadline_s=arguments.lane_deadline,
         data_dir=arguments.data_dir,
         save_model=arguments.save_model,
+        progress=_Progress(len(arguments.seeds)),
     )
     if arguments.json:
         print_json(report)
     else:
         print(*map(printable, _lines(report)), sep="\n")
     return ExitCode.OK
+
+
+@dataclass(eq=False, slots=True)
+class _Progress:
+    """Prints a line per seed on stderr, as stdout is for the report."""
+
+    num_seeds: int
+    _num_done: int = 0
+
+    def __call__(self, scores: Sequence[EnvScore]) -> None:
+        """Print the mean over the envs of one seed."""
+        self._num_done += 1
+        known = [score.test_accuracy_pct for score in scores if score.test_accuracy_pct is not None]
+        mean = f"{sum(known) / len(known):.1f} %" if known else "no accuracy"
+        text = f"{self._num_done} of {self.num_seeds}  seed {scores[0].seed}  {mean}"
+        print(text, file=sys.stderr, flush=True)
 
 
 def _lines(report: EvaluationReport) -> Iterable[str]:

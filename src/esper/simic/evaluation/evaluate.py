@@ -5,7 +5,7 @@ as they are, and no log is written.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,10 @@ from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import CallerEvent, StopFlag
 from esper.tolaria.supervisor import stop_signals
 
-__all__ = ["evaluate_controller", "evaluate_policy"]
+__all__ = ["Progress", "evaluate_controller", "evaluate_policy"]
+
+Progress = Callable[[Sequence[EnvScore]], None]
+"""Called with the scores of each seed, as it ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +57,7 @@ def evaluate_policy(
     data_dir: Path | None = None,
     save_model: Path | None = None,
     shutdown_event: CallerEvent | None = None,
+    progress: Progress | None = None,
 ) -> EvaluationReport:
     """Let the controller of a checkpoint grow fresh envs, and measure them on the test split.
 
@@ -66,6 +70,7 @@ def evaluate_policy(
         data_dir: where the data are, if they have moved.
         save_model: where the network that does best on the validation split is written.
         shutdown_event: set it to stop at the next cancellation point.
+        progress: called with the scores of each seed, as it ends.
     """
     loaded = load_run(checkpoint)
     deadline_s = loaded.job.run.lane_deadline_s if lane_deadline_s is None else lane_deadline_s
@@ -83,6 +88,7 @@ def evaluate_policy(
         greedy=greedy,
         save_model=save_model,
         shutdown_event=shutdown_event,
+        progress=progress,
     )
 
 
@@ -95,6 +101,7 @@ def evaluate_controller(
     greedy: bool = False,
     save_model: Path | None = None,
     shutdown_event: CallerEvent | None = None,
+    progress: Progress | None = None,
 ) -> EvaluationReport:
     """Let a controller grow the envs of a job, and measure them on the test split.
 
@@ -106,6 +113,7 @@ def evaluate_controller(
         greedy: take the likeliest choices instead of sampling; for a policy only.
         save_model: where the network that does best on the validation split is written.
         shutdown_event: set it to stop at the next cancellation point.
+        progress: called with the scores of each seed, as it ends.
     """
     _check(job, command, seeds, greedy=greedy)
     if save_model is not None and job.training.task.startswith(PROBE_PREFIX):
@@ -114,7 +122,7 @@ def evaluate_controller(
     with one_thread_per_worker(), deterministic_gpu_math(job.training), stop_signals(stop):
         warm_up_math()
         try:
-            rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy)
+            rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy, progress=progress)
         except InterruptedRunError:
             raise InterruptedRunError(
                 f"evaluation interrupted ({stop.reason}); no results were saved; run the same "
@@ -156,6 +164,7 @@ def _run_seeds(
     stop: StopFlag,
     *,
     greedy: bool,
+    progress: Progress | None,
 ) -> list[_Round]:
     rounds: list[_Round] = []
     dataset: TensorDataset | None = None
@@ -168,6 +177,8 @@ def _run_seeds(
         if isinstance(setup.controller, PolicyController):
             setup.controller.is_greedy = greedy
         rounds.append(_run_seed(setup, seed))
+        if progress is not None:
+            progress(rounds[-1].scores)
     return rounds
 
 
