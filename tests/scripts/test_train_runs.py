@@ -1,8 +1,8 @@
 """`esper-train` as its user runs it: training, resuming, evaluating, refusing."""
 
 import json
-import re
 import math
+import re
 import shlex
 import shutil
 import signal
