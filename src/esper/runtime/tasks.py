@@ -116,7 +116,8 @@ class TaskRegistry:
 
     def named(self, name: str) -> RegisteredTask:
         """Return the task with this name."""
-        return self._tasks[task_named(name, self.all_tasks()).name]
+        task_named(name, self.all_tasks())
+        return self._tasks[name]
 
     def is_installed(self, name: str) -> bool:
         """Return whether the task is available in every process.
