@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -32,6 +32,7 @@ needs_chromium = pytest.mark.skipif(
 @contextmanager
 def running_browser() -> Iterator[Browser]:
     """Start a headless browser."""
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser

@@ -94,7 +94,7 @@ function showList() {
   const rows = wantedRows();
   const chosen = new Set(shown.runs);
   const focused = document.activeElement?.dataset?.focus;
-  const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "hidden-words" }, "show")), ...Object.keys(COLUMNS).map(headOf));
+  const head = el("tr", {}, el("th", { scope: "col", "aria-label": "show" }), ...Object.keys(COLUMNS).map(headOf));
   byId("runs-table").replaceChildren(el("thead", {}, head), el("tbody", {}, ...rows.map((row) => rowOf(row, chosen))));
   if (focused) document.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   const unread = list.num_unread ? `, ${list.num_unread} still being read` : "";
