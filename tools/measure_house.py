@@ -116,7 +116,7 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "simic/training/env_episode.py": "tests/simic/training/test_parallel_env_state.py",
     "simic/training/pass_evidence.py": "tests/simic/training/test_env_work.py",
     "simic/training/run.py": "tests/simic/training/checkpoints/test_resuming.py",
-    "simic/training/static_work.py": "tests/simic/training/test_flops.py",
+    "simic/training/static_work.py": "tests/simic/evaluation/test_flops.py",
     "simic/training/vectorized.py": "tests/integration/test_simic_entry_point.py",
     "simic/training/worker_service.py": "tests/simic/training/test_worker_process.py",
     "tolaria/containment.py": "tests/tolaria/test_engine.py",

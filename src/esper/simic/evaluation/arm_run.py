@@ -3,6 +3,7 @@
 import time
 from functools import partial
 from statistics import fmean
+from typing import Final
 
 import msgspec
 import torch
@@ -13,21 +14,25 @@ from esper.leyline.errors import UsageError
 from esper.leyline.messages import EnvEvidence
 from esper.leyline.reports import EpisodeStatus
 from esper.leyline.stages import Stage
+from esper.runtime.batches import Batch
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arms import Arm, check_topologies
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
+from esper.simic.evaluation.flops import FlopMeter
 from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.parts import RunParts
-from esper.simic.training.assembly.run_setup import prepare_run
+from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.worker_assembly import Topologies, env_context
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.env_factory import build_model
-from esper.simic.training.flops import FlopMeter, flop_sample
 from esper.simic.training.policy_controller import PolicyController
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 
 __all__ = ["run_arm"]
+
+FLOP_SAMPLES: Final = 2
+"""Norm layers reject one sample in training mode; costs are per sample, so few suffice."""
 
 
 def run_arm(
@@ -77,7 +82,7 @@ def run_arm(
             partial(evaluate_round, setup, topologies=topologies, is_tested_each_step=True), stop
         )
         wall_s = time.perf_counter() - start
-        envs = _measures(grown, FlopMeter(context=context, sample=flop_sample(setup.worker)))
+        envs = _measures(grown, FlopMeter(context=context, sample=_sample(setup)))
     return ArmRun(
         arm=arm.name,
         stratum=stratum,
@@ -101,6 +106,11 @@ def _topologies(arm: Arm, model: ArmRun | None) -> Topologies:
     if model is not None:
         return {env.env_id: env.topology for env in model.envs}
     return dict(enumerate(arm.recorded))
+
+
+def _sample(setup: RunSetup) -> Batch:
+    inputs, targets = next(iter(setup.worker.val_batches.batches(round=0, step=0)))[0]
+    return Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
 
 
 def _measures(grown: EvaluationRound, meter: FlopMeter) -> tuple[EpisodeMeasure, ...]:

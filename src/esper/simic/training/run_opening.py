@@ -23,7 +23,7 @@ from esper.simic.training.checkpoints.resuming import (
     check_task_unchanged,
     reopen_run,
 )
-from esper.simic.training.flops import host_flop_per_sample
+from esper.simic.training.host_cost import host_flop_per_sample
 
 __all__ = ["POLICY_COMMAND", "command_for", "open_hub", "open_run_directory"]
 

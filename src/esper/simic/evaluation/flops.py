@@ -12,20 +12,13 @@ from esper.leyline.actions import Style
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
-from esper.leyline.tasks import ModuleHostSpec
 from esper.runtime.batches import Batch
-from esper.runtime.tasks import registered_task
-from esper.simic.training.assembly.worker_assembly import env_context
-from esper.simic.training.assembly.worker_setup import WorkerSetup
 from esper.simic.training.batch_ops import backpropagate
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.static_work import PlantedSeed, plant
 from esper.tolaria.sharing import OneAtATime
 
-__all__ = ["FlopMeter", "flop_sample", "host_flop_per_sample"]
-
-SAMPLES: Final = 2
-"""Norm layers reject one sample in training mode; costs are per sample, so few suffice."""
+__all__ = ["FlopMeter"]
 
 _COUNTING: Final = OneAtATime()
 """torch's FLOP counter has process-wide state, so only one may be active at a time."""
@@ -65,25 +58,6 @@ class FlopMeter:
         with _COUNTING, counter:
             backpropagate(model, self.sample)
         return counter.get_total_flops() / self.sample.targets.numel()
-
-
-def flop_sample(setup: WorkerSetup) -> Batch:
-    """Return the few samples that FLOPs are counted with."""
-    inputs, targets = next(iter(setup.val_batches.batches(round=0, step=0)))[0]
-    return Batch(inputs[:SAMPLES], targets[:SAMPLES])
-
-
-def host_flop_per_sample(setup: WorkerSetup) -> float | None:
-    """Return the training FLOP per target of a host without seeds; None where it is not counted.
-
-    A probe has no network. One of the user's own may fail, which is for its env to report.
-    """
-    is_own = isinstance(setup.task.host, ModuleHostSpec) or (
-        registered_task(setup.job.training.task).build_host is not None
-    )
-    if is_own or setup.probe is not None:
-        return None
-    return FlopMeter(context=env_context(setup), sample=flop_sample(setup)).per_target(())
 
 
 class _NoModules:

@@ -18,15 +18,15 @@ from esper.leyline.errors import UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
+from esper.simic.evaluation import flops
+from esper.simic.evaluation.flops import FlopMeter
 from esper.simic.telemetry.emitters import topology_manifest
-from esper.simic.training import flops
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import prepare_run
 from esper.simic.training.assembly.worker_assembly import build_work
 from esper.simic.training.batch_ops import backpropagate
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.env_work import TrainingWork
-from esper.simic.training.flops import FlopMeter
 from esper.simic.training.static_work import PlantedSeed, StaticWork, plant, seeds_in
 from esper.tolaria.stopping import StopFlag
 
