@@ -12,7 +12,6 @@ import pytest
 from esper.karn.web.page import (
     LIST_ENTRY,
     LIST_MODULES,
-    MODULES,
     PLOTLY_NAME,
     RUN_ENTRY,
     RUN_MODULES,
@@ -98,7 +97,7 @@ def test_self_contained_page_embeds_the_view_and_loads_nothing() -> None:
     assert [json.loads(item) for item in embedded] == [view]
     assert not re.search(r'<(script|link)[^>]*\b(src|href)="(?!data:)', page)
     import_map = json.loads(re.findall(r'"importmap">(.*?)</script>', page)[0])["imports"]
-    for name in MODULES:
+    for name in RUN_MODULES:
         encoded = import_map[f"esper/{name}"].partition("base64,")[2]
         assert base64.b64decode(encoded) == asset(f"{name}.js")
     plotly = asset(PLOTLY_NAME)

@@ -170,7 +170,7 @@ class _Search:
 
     def _backward(self, before: int) -> list[bytes] | None:
         span = self._index.last_match(before, self._query.wanted)
-        if span is None or span.next_seq <= self._seq:
+        if span is None or min(before, span.next_seq) <= self._seq:
             return None
         first = max(span.first_seq, self._seq)
         lines = self._read_lines(first, min(span.next_seq, before))
