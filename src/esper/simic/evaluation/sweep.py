@@ -24,7 +24,7 @@ from esper.leyline.jobs import Layer, merge_job, nested_layer
 from esper.leyline.payloads import BatchEpochCompleted
 from esper.leyline.sweeps import Dimension, Setting, SweepReport, SweepSpec, TrialRow
 from esper.leyline.telemetry import Event
-from esper.runtime.tasks import all_tasks
+from esper.runtime.tasks import tasks_for
 from esper.simic.training.vectorized import run_job
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _check_space(spec: SweepSpec, layers: _Named) -> None:
 
 def _error_of(layers: _Named, key: str, value: Setting) -> ConfigError | None:
     try:
-        merge_job(*layers, ("sweep.space", nested_layer(key, value)), tasks=all_tasks())
+        merge_job(*layers, ("sweep.space", nested_layer(key, value)), tasks=tasks_for(layers))
     except ConfigError as error:
         return error
     return None
@@ -185,12 +185,12 @@ def _job(
 ) -> Job:
     """Return the job of a trial's run; the seeds are the same for all trials."""
     drawn = [("sweep.space", nested_layer(key, value)) for key, value in settings.items()]
-    base, _ = merge_job(*layers, *drawn, tasks=all_tasks())
+    base, _ = merge_job(*layers, *drawn, tasks=tasks_for(layers))
     own: Layer = {
         "training": {"seed": base.training.seed + index},
         "run": {"tags": {"sweep": spec.name, "trial": str(number)}},
     }
-    job, _ = merge_job(*layers, *drawn, ("sweep", own), tasks=all_tasks())
+    job, _ = merge_job(*layers, *drawn, ("sweep", own), tasks=tasks_for(layers))
     return job
 
 
