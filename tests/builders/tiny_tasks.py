@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import torch
 
+from esper.leyline.contexts import ContextSpec
 from esper.leyline.tasks import (
     BatchMode,
     CnnHostSpec,
@@ -19,6 +20,8 @@ from esper.runtime.tasks import all_tasks, register_task
 
 TINY: Final = "tiny"
 """Crops and flips at random."""
+TINY_FAMILY: Final = "tiny_family"
+"""Has contexts, one of them only on request."""
 TINY_LM: Final = "tiny_lm"
 """Has dropout."""
 
@@ -26,6 +29,12 @@ NUM_CLASSES: Final = 3
 NUM_TOKENS: Final = 16
 BLOCK_SIZE: Final = 8
 IMAGE_SIZES: Final = {"train": 48, "val": 24, "test": 30}
+FAMILY: Final = (
+    ContextSpec(name="plain"),
+    ContextSpec(name="wide", base_channels=3, kernel_size=1, sterile_share=0.5),
+    ContextSpec(name="odd", is_permuted=True, label_noise=0.25, input_scale=0.5, sterile_share=1.0),
+    ContextSpec(name="held_out", weight=0.0, base_channels=5),
+)
 TEXT_SIZES: Final = {"train": 48, "val": 16, "test": 20}
 
 
@@ -98,4 +107,7 @@ def register_tiny_tasks() -> None:
         vocab_size=NUM_TOKENS,
     )
     register_task(tiny_task(TINY, TaskKind.CLASSIFICATION, images), load=_load_images)
+    register_task(
+        tiny_task(TINY_FAMILY, TaskKind.CLASSIFICATION, images, contexts=FAMILY), load=_load_images
+    )
     register_task(tiny_task(TINY_LM, TaskKind.LANGUAGE_MODEL, text), load=_load_text)

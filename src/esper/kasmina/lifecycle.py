@@ -195,6 +195,7 @@ def germinate(
         stage=Stage.GERMINATED,
         previous_stage=Stage.DORMANT,
         germinated_at_step=request.step,
+        is_sterile=request.is_sterile,
         measured=Measurements(
             accuracy_at_germination_pct=request.accuracy_pct,
             accuracy_at_stage_start_pct=request.accuracy_pct,

@@ -115,7 +115,9 @@ class SeedOptimizers:
             if optimizer is not None and _owns_exactly(optimizer, parameters):
                 kept[slot.slot_id] = optimizer
             elif parameters:
-                kept[slot.slot_id] = build_sgd(parameters, lr=self.lr, momentum=self.momentum)
+                # With a rate of 0 a sterile seed has gradients like any other, and never changes.
+                lr = 0.0 if slot.is_sterile else self.lr
+                kept[slot.slot_id] = build_sgd(parameters, lr=lr, momentum=self.momentum)
         self._by_slot = kept
 
     def __len__(self) -> int:

@@ -50,6 +50,8 @@ class GerminationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Alpha at the end of the first ramp."""
     accuracy_pct: float | None = None
     """The host's current accuracy, if measured."""
+    is_sterile: bool = False
+    """The seed is born with random weights, which never change."""
     step: int = 0
     """Step of the episode; 0 also for seeds present from its start."""
 
@@ -98,6 +100,7 @@ class SeedState(msgspec.Struct, frozen=True, kw_only=True):
     age_steps: int = 0
     germinated_at_step: int = 0
     fossilized_at_step: int | None = None
+    is_sterile: bool = False
     alpha: AlphaState = AlphaState()
     pending_prune: PruneCause | None = None
     """Set while alpha ramps down to a scheduled prune."""

@@ -14,6 +14,7 @@ from esper.kasmina.blending import (
     blend_multiply,
 )
 from esper.kasmina.blueprints import build_seed
+from esper.kasmina.layers import fill_zeros
 from esper.kasmina.lifecycle import Frozen, ModuleDropped, Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot_operations import Emit, SlotOperations, discard
@@ -76,6 +77,11 @@ class SeedSlot(SlotOperations, nn.Module):
     def is_incubating(self) -> bool:
         """Return whether the seed learns from the slot's features without changing them."""
         return self.state is not None and self.state.is_incubating
+
+    @property
+    def is_sterile(self) -> bool:
+        """Return whether the slot has a seed that never learns."""
+        return self.state is not None and self.state.is_sterile
 
     def forward(self, h: Tensor) -> Tensor:
         """Map the host's features to the slot's output, including the seed's contribution."""
@@ -177,7 +183,10 @@ class SeedSlot(SlotOperations, nn.Module):
     def _build(
         self, state: SeedState, generator: torch.Generator, device: torch.device | None
     ) -> SeedModules:
-        seed = build_seed(self.topology, state.blueprint, self.channels, generator).to(device)
+        seed = build_seed(self.topology, state.blueprint, self.channels, generator)
+        if state.is_sterile:
+            fill_zeros(seed, generator)
+        seed = seed.to(device)
         self._probe(seed, device)
         if state.style.algorithm is not AlphaAlgorithm.GATE:
             return SeedModules(seed)

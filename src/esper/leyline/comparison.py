@@ -8,6 +8,7 @@ import msgspec
 
 from esper.leyline.learning import LearningReport
 from esper.leyline.payloads import TopologyManifestRecorded
+from esper.leyline.schedules import Schedule
 
 __all__ = [
     "ArmRun",
@@ -45,6 +46,10 @@ class EpisodeMeasure(msgspec.Struct, frozen=True, kw_only=True):
     """The reward without shaping."""
     topology: TopologyManifestRecorded
     """The network at the end, as the event of an episode records it."""
+    context: str | None = None
+    """The variant of the task; None for a task without contexts."""
+    actions: Schedule = ()
+    """What was done to the env, step by step."""
 
 
 class ArmRun(msgspec.Struct, frozen=True, kw_only=True):

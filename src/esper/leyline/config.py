@@ -191,6 +191,9 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     slots: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = DEFAULT_SLOT_IDS
     max_seeds: PositiveInt | None = None
     """Seeds alive or fossilized at once in one env; None is unlimited."""
+    contexts: dict[str, NonNegativeFloat] = {}
+    """Weights of the contexts that episodes draw, for a task that has any; a single one is in every
+    episode. Empty takes the task's weights."""
     seed: NonNegativeInt = 42
     group_id: str = "default"
     # Data
@@ -223,6 +226,8 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     # Policy
     lstm_hidden_dim: PositiveInt = 512
     feature_dim: PositiveInt = 512
+    blind: bool = False
+    """Show the policy of each env the observation of another one: what is looking worth?"""
     orthogonal_init: bool = True
     """Initial weights of the policy: orthogonal, or uniform as PyTorch initialises layers."""
     # Update

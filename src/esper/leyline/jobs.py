@@ -249,6 +249,7 @@ def _check_job(job: Job, task: TaskSpec, layers: Sequence[tuple[str, Layer]]) ->
     for key, value, is_valid, constraint in (
         *_training_checks(job.training),
         *_slot_checks(job.training, task),
+        *_context_checks(job.training, task),
         *_group_checks(job.training),
         *_run_checks(job),
     ):
@@ -264,6 +265,8 @@ def _training_checks(config: TrainingConfig) -> Iterator[_Check]:
     heads = f"must be one of {', '.join(HEADS)}"
     for name in config.entropy_coef_per_head:
         yield "training.entropy_coef_per_head", name, name in HEADS, heads
+    is_valid = config.n_envs > 1 or not config.blind
+    yield "training.blind", config.blind, is_valid, "must have at least two envs to swap"
     if config.devices is not None:
         is_valid = len(config.devices) <= config.n_envs
         yield "training.devices", config.devices, is_valid, "must name 1 to n_envs devices"
@@ -278,6 +281,15 @@ def _slot_checks(config: TrainingConfig, task: TaskSpec) -> Iterator[_Check]:
     for slot_id in config.slots:
         constraint = f"task {task.name} has no such slot; it has {', '.join(offered)}"
         yield "training.slots", slot_id, slot_id in offered, constraint
+
+
+def _context_checks(config: TrainingConfig, task: TaskSpec) -> Iterator[_Check]:
+    known = [context.name for context in task.contexts]
+    for name in config.contexts:
+        constraint = f"task {task.name} has no such context; it has {', '.join(known) or 'none'}"
+        yield "training.contexts", name, name in known, constraint
+    is_valid = not config.contexts or any(config.contexts.values())
+    yield "training.contexts", config.contexts, is_valid, "must have a weight above 0"
 
 
 def _group_checks(config: TrainingConfig) -> Iterator[_Check]:

@@ -3,6 +3,7 @@
 import msgspec
 
 from esper.leyline.config import Job
+from esper.leyline.contexts import ContextSpec
 
 __all__ = ["RunManifest"]
 
@@ -19,6 +20,8 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the events."""
     command: str
     """The controller: ppo, heuristic, random, wait or periodic."""
+    contexts: tuple[ContextSpec, ...] = ()
+    """Of the task; each episode has one of them, which EPISODE_CONTEXT_DRAWN names."""
     job: Job
     """What was run; paths are shortened to their last part, the token is left out."""
     versions: dict[str, str]

@@ -23,6 +23,12 @@ class StreamPurpose(StrEnum):
     SHAPLEY = "shapley"
     PROBE = "probe"
     """Hidden draws of a probe's env."""
+    CONTEXT = "context"
+    """Context of an episode, and what it changes of the data."""
+    SEED_LUCK = "seed_luck"
+    """Which seeds of an episode are sterile."""
+    SWAP = "swap"
+    """Whose observation a blind policy is shown."""
     SYNTHETIC = "synthetic"
     """Synthetic data where there are no real data."""
 

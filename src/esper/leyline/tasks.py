@@ -7,6 +7,7 @@ from typing import Final, TypeAlias, TypedDict
 import msgspec
 
 from esper.leyline.actions import Topology
+from esper.leyline.contexts import ContextSpec
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.probes import PROBE_PREFIX, PROBES, Probe, ProbeHostSpec
 from esper.leyline.slots import DEFAULT_SLOT_IDS, format_slot_id
@@ -155,6 +156,13 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     momentum: float = 0.9
     success_accuracy_pct: float = 80.0
     defaults: Settings = {}
+    contexts: tuple[ContextSpec, ...] = ()
+    """Variants, one of which is drawn for each episode; none for most tasks."""
+
+    def host_in(self, context: ContextSpec | None) -> HostSpec:
+        """Return the host that a context describes."""
+        changes = {} if context is None else context.host_changes
+        return msgspec.structs.replace(self.host, **changes) if changes else self.host
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +313,102 @@ _FASHION_GROWTH: Final = msgspec.structs.replace(
     max_held_out=1000,
 )
 
+_RENTED: Final[Settings] = {
+    # The gain of accuracy at the end, minus rent for the parameters of every step: a seed that does
+    # not pay for itself is better not planted.
+    "reward_mode": "basic",
+    "reward": {
+        "disable_pbrs": True,
+        "param_budget": 1000,
+        "param_penalty_weight": 0.05,
+        "basic_acc_delta_weight": 5.0,
+        "basic_fossilize_base_bonus": 0.0,
+        "basic_contribution_scale": 0.0,
+        "basic_fossilize_invalid_penalty": 0.0,
+        "basic_fossilize_noncontributing_penalty": 0.0,
+    },
+}
+"""The reward of tasks with contexts."""
+
+_FAMILY: Final = (
+    ContextSpec(
+        name="pointwise",
+        summary="the task's own host of 1x1 convolutions, which needs seeds with a wider view",
+    ),
+    ContextSpec(
+        name="spatial",
+        summary="a host of 3x3 convolutions, which learns the task alone",
+        kernel_size=3,
+    ),
+    ContextSpec(
+        name="permuted",
+        summary="pixels in a random order, the same in all images: neighbours mean nothing",
+        is_permuted=True,
+    ),
+    ContextSpec(
+        name="noisy",
+        summary="four of five labels are wrong: growth only costs",
+        label_noise=0.8,
+    ),
+    ContextSpec(
+        name="pointwise_wide",
+        summary="1x1 convolutions with more channels; drawn only on request",
+        weight=0.0,
+        base_channels=6,
+    ),
+    ContextSpec(
+        name="pointwise_dim",
+        summary="the task's own host on inputs of half the scale; drawn only on request",
+        weight=0.0,
+        input_scale=0.5,
+    ),
+)
+
+
+def _with_contexts(
+    task: TaskSpec, name: str, summary: str, contexts: tuple[ContextSpec, ...]
+) -> TaskSpec:
+    """Return a family of tasks that is learned with the settings of growth, and with rent."""
+    lifecycle = {**_growth_lifecycle(min_training_steps=1), "min_prune_age_steps": 8}
+    return msgspec.structs.replace(
+        task,
+        name=name,
+        summary=summary,
+        contexts=contexts,
+        defaults={
+            "slots": DEFAULT_SLOT_IDS,
+            **_GROWTH,
+            **_RENTED,
+            "lifecycle": lifecycle,
+            "n_episodes": 60,
+            "entropy_coef": 0.03,
+            "value_warmup_batches": 0,
+            **_SMALL_POLICY,
+        },
+    )
+
+
+_DIGITS_CONTEXTS: Final = _with_contexts(
+    _DIGITS,
+    "digits_contexts",
+    "digits, where hosts and data differ from episode to episode, and seeds cost rent",
+    _FAMILY,
+)
+
+_DIGITS_LOTTERY: Final = _with_contexts(
+    _DIGITS,
+    "digits_lottery",
+    "digits, where half of all seeds never learn, and seeds cost rent",
+    (ContextSpec(name="lottery", summary="half of all seeds are sterile", sterile_share=0.5),),
+)
+
+_FASHION_CONTEXTS: Final = _with_contexts(
+    _FASHION_GROWTH,
+    "fashion_contexts",
+    "Fashion-MNIST at 14x14 in the contexts of digits_contexts",
+    _FAMILY,
+)
+
 _CIFAR: Final = (
     _cifar("cifar_baseline", "3 blocks, 8 to 32 channels", _cifar_host(8), _row(0, 3)),
     _cifar("cifar_scale", "5 blocks, 8 to 128 channels", _cifar_host(8, 5), _row(0, 5)),
@@ -397,14 +501,23 @@ def _probe_task(probe: Probe) -> TaskSpec:
         batch_size=1,
         batch_mode=BatchMode.BROADCAST,
         defaults={"slots": probe.host.slot_ids, **probe.settings},
+        contexts=_kinds_of(probe),
         **_IMAGE_LOSSES,
     )
+
+
+def _kinds_of(probe: Probe) -> tuple[ContextSpec, ...]:
+    num_kinds = len(probe.host.gain_pp)
+    if num_kinds == 1:
+        return ()
+    return tuple(ContextSpec(name=f"kind-{kind}") for kind in range(num_kinds))
 
 
 TASKS: Final[Mapping[str, TaskSpec]] = {
     task.name: task
     for task in (
         *(_DIGITS, _FASHION, _FASHION_GROWTH, *_CIFAR, *_LANGUAGE_MODELS),
+        *(_DIGITS_CONTEXTS, _DIGITS_LOTTERY, _FASHION_CONTEXTS),
         *map(_probe_task, PROBES.values()),
     )
 }

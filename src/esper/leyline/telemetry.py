@@ -133,6 +133,7 @@ class EventType(StrEnum):
     MORPHOLOGY_CAUSAL_LOG = "MORPHOLOGY_CAUSAL_LOG"
     TOPOLOGY_MANIFEST_RECORDED = "TOPOLOGY_MANIFEST_RECORDED"
     ENV_FAILED = "ENV_FAILED"
+    EPISODE_CONTEXT_DRAWN = "EPISODE_CONTEXT_DRAWN"
     EPISODE_OUTCOME = "EPISODE_OUTCOME"
     PHASE_PROFILE_COMPLETED = "PHASE_PROFILE_COMPLETED"
     PPO_UPDATE_COMPLETED = "PPO_UPDATE_COMPLETED"
@@ -242,6 +243,8 @@ _ROWS: Final = (
         Severity.DEBUG,
         per=CountPer.ENV_STEP,
     ),
+    # Which tasks have contexts is not part of a log, so that its count has no closed form.
+    _spec(payloads.EpisodeContextDrawn, _MINIMAL, CountClass.SEEDED),
     _structural(payloads.EpisodeOutcome, _MINIMAL, CountPer.EPISODE),
     _structural(payloads.BatchEpochCompleted, _MINIMAL, CountPer.ROUND),
     _structural(payloads.BatchStats, _MINIMAL, CountPer.ROUND),

@@ -41,6 +41,11 @@ def add_eval_flags(parser: ArgumentParser) -> None:
         "--greedy", action="store_true", help="take the most likely actions instead of sampling"
     )
     parser.add_argument(
+        "--context",
+        metavar="NAME",
+        help="context of all episodes, for a task that has several (default: as in the run)",
+    )
+    parser.add_argument(
         "--lanes", type=int, metavar="N", help="worker threads (default: number of cores)"
     )
     parser.add_argument(
@@ -74,6 +79,7 @@ def run_eval(arguments: Namespace) -> int:
         checkpoint_at(arguments.checkpoint),
         seeds=arguments.seeds,
         greedy=arguments.greedy,
+        context=arguments.context,
         lanes=arguments.lanes,
         lane_deadline_s=arguments.lane_deadline,
         data_dir=arguments.data_dir,

@@ -317,6 +317,9 @@ class FeatureExtractor:
         self._base_scaling = _Scaling.of(BASE_TABLE, self.num_steps)
         self._slot_scaling = _Scaling.of(SLOT_TABLE, self.num_steps)
 
+    def begin_round(self, round_index: int) -> None:
+        """Do nothing: what a round shows does not depend on the rounds before it."""
+
     def observe(
         self,
         signals: Sequence[TrainingSignals],

@@ -34,7 +34,7 @@ from esper.leyline.workers import Command, Train
 from esper.runtime.tasks import registered_task
 from esper.simic.evaluation import compare as comparing
 from esper.simic.evaluation.arm_run import run_arm
-from esper.simic.evaluation.arms import Arm, parse_arms
+from esper.simic.evaluation.arms import Arm, ArmKind, parse_arms
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.evaluate import evaluate_controller
 from esper.simic.evaluation.summary import summarize
@@ -502,7 +502,7 @@ def test_share_of_positive_fossils_is_over_all_that_were_measured(job: Job) -> N
 def test_equal_cost_accuracy_is_read_off_the_static_curve(
     job: Job, flops: int, accuracy_pct: float
 ) -> None:
-    copy = Arm(name="copy", command="wait", copies=GOOD)
+    copy = Arm(name="copy", command="wait", kind=ArmKind.STATIC, copies=GOOD)
     runs = made_runs({"good": [measure(70.0, train_flops=flops)] * 2, "copy": [measure(60.0)] * 2})
 
     report = summarize(job, [GOOD, copy], runs)

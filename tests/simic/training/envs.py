@@ -26,6 +26,7 @@ from esper.leyline.tasks import (
 )
 from esper.runtime.batches import Batch, SharedBatchIterator
 from esper.runtime.datasets import Part, Split, TensorDataset
+from esper.simic.training.assembly.worker_assembly import held_out_pass
 from esper.simic.training.batch_ops import TrainRules
 from esper.simic.training.env_factory import EnvFactoryContext
 from esper.simic.training.env_work import TrainingWork
@@ -199,9 +200,7 @@ def world_of(
         ),
         action_rules=rules,
         masker=ActionMasker(rules),
-        validation=partial(
-            stream(batch_size_per_env=val_batch_size, part=Part.VAL).batches, round=0, step=0
-        ),
+        validation=partial(held_out_pass, stream(batch_size_per_env=val_batch_size, part=Part.VAL)),
     )
     return World(
         work=work,

@@ -105,7 +105,7 @@ def test_the_watched_loss_does_not_depend_on_how_many_ablations_there_are(num_se
     [evidence] = world.validate()
     assert len(evidence.coalitions) == (2**num_seeds if num_seeds else 0)
     world.env.start_validation(1)
-    for [batch] in world.work.validation():
+    for [batch] in world.work.validation(0):
         process_val_batch(world.env, batch, nullcontext)
     [alone], _ = world.env.val.materialize_means()
     assert world.env.governor.signs.losses == (alone,) == (evidence.signals.val_loss,)

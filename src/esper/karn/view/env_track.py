@@ -42,6 +42,7 @@ class _Episode:
     episode_id: int | None = None
     round: int | None = None
     step: int | None = None
+    context: str | None = None
     loss: float | None = None
     best_accuracy_pct: float | None = None
     best_step: int | None = None
@@ -86,6 +87,10 @@ class EnvTrack:
             self._now.step = step
 
     # --- Events ----------------------------------------------------------------------------------
+
+    def note_context(self, data: payloads.EpisodeContextDrawn) -> None:
+        """Record the variant of the task that the episode takes place in."""
+        self._now.context = data.context
 
     def note_epoch(self, data: payloads.EpochCompleted) -> None:
         """Update accuracy, loss and the state of all slots."""
@@ -229,6 +234,7 @@ class EnvTrack:
             episode_id=now.episode_id,
             round=now.round,
             step=now.step,
+            context=now.context,
             status=self._status(since_best),
             accuracy_pct=self.accuracy_pct,
             best_accuracy_pct=now.best_accuracy_pct,

@@ -238,6 +238,8 @@ class EnvView(_View, frozen=True, kw_only=True):
     episode_id: int | None
     round: int | None
     step: int | None
+    context: str | None
+    """The variant of the task, which the policy is not told; None for most tasks."""
     status: str
     """`running`, `stalled`, `degraded`, `rolled back`, `failed` or `done`."""
     accuracy_pct: Measured

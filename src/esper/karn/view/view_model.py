@@ -213,6 +213,9 @@ class ViewModel:
         self._env(event).note_failure(data)
         self._rounds.count_failure(event.round or 0, self.version)
 
+    def _on_context(self, event: Event, data: payloads.EpisodeContextDrawn) -> None:
+        self._env(event).note_context(data)
+
     def _on_outcome(self, event: Event, data: payloads.EpisodeOutcome) -> None:
         self._env(event).note_outcome(data)
         self._seeds.end_episode(event, self.version)
@@ -426,6 +429,7 @@ _HANDLERS: Final[Mapping[type[Payload], _Handler]] = {
     payloads.SeedPruned: ViewModel._on_pruned,
     payloads.GovernorRollback: ViewModel._on_rollback,
     payloads.EnvFailed: ViewModel._on_env_failed,
+    payloads.EpisodeContextDrawn: ViewModel._on_context,
     payloads.EpisodeOutcome: ViewModel._on_outcome,
     payloads.BatchEpochCompleted: ViewModel._on_batch,
     payloads.BatchStats: ViewModel._on_stats,

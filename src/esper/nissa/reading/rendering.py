@@ -189,6 +189,12 @@ def _causal(data: payloads.MorphologyCausalLog) -> str:
 
 
 @_describe.register
+def _context(data: payloads.EpisodeContextDrawn) -> str:
+    share = f", {data.sterile_share:.0%} of the seeds sterile" if data.sterile_share else ""
+    return f"episode in context {data.context}{share}"
+
+
+@_describe.register
 def _outcome(data: payloads.EpisodeOutcome) -> str:
     return (
         f"episode {data.status}: {_pct(data.final_accuracy_pct)}, task return "

@@ -155,6 +155,7 @@ _ROWS: Final = (
     ),
     _of("rollbacks", "when was a host rolled back, and why?", _T.GOVERNOR_ROLLBACK),
     _of("failures", "which envs failed, where and how?", _T.ENV_FAILED),
+    _of("episode_contexts", "in which context was each episode?", _T.EPISODE_CONTEXT_DRAWN),
     _of("episode_outcomes", "how did each episode end, at what size?", _T.EPISODE_OUTCOME),
     View(
         name="topology",
@@ -183,6 +184,21 @@ _ROWS: Final = (
             "avg(task_return) AS mean_task_return, avg(total_reward) AS mean_reward, "
             "avg(final_accuracy_pct) AS mean_accuracy_pct "
             "FROM episode_outcomes WHERE status <> 'failed'"
+        ),
+    ),
+    View(
+        name="contexts",
+        question="how did the episodes of each context end?",
+        sql=(
+            "SELECT drawn.context, count(*) AS num_episodes, "
+            "avg(ended.final_accuracy_pct) AS mean_accuracy_pct, "
+            "avg(ended.task_return) AS mean_task_return, "
+            "avg(ended.param_ratio) AS mean_param_ratio, "
+            "avg(ended.num_germinated) AS mean_germinated, "
+            "avg(ended.num_fossilized) AS mean_fossilized, "
+            "avg(ended.num_pruned) AS mean_pruned "
+            "FROM episode_contexts drawn JOIN episode_outcomes ended "
+            "USING (run_id, episode_id) WHERE ended.status <> 'failed' GROUP BY drawn.context"
         ),
     ),
     _of("throughput", "how fast was each round?", _T.THROUGHPUT),

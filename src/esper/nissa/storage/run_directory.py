@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from esper.leyline.config import Job, ProfilerConfig
+from esper.leyline.contexts import ContextSpec
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.manifest import RunManifest
 from esper.leyline.telemetry import SCHEMA_VERSION
@@ -119,6 +120,7 @@ def build_manifest(
     command: str,
     machine_kind: str,
     data_source: str | None = None,
+    contexts: tuple[ContextSpec, ...] = (),
     run_id: str | None = None,
 ) -> RunManifest:
     """Build the manifest of a run on this machine.
@@ -128,6 +130,7 @@ def build_manifest(
         command: the controller that makes the decisions.
         machine_kind: machines of the same kind produce bit-identical runs; from the engine.
         data_source: where the data came from, if already known.
+        contexts: those of the task.
         run_id: the id of the run; None generates one.
     """
     return RunManifest(
@@ -136,6 +139,7 @@ def build_manifest(
         esper_version=__version__,
         schema_version=SCHEMA_VERSION,
         command=command,
+        contexts=contexts,
         job=_without_private_parts(job),
         versions=_package_versions(),
         commit=_source_commit(),

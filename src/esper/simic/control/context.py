@@ -40,3 +40,5 @@ class HandlerContext(Generic[G]):
     """The current validation accuracy."""
     step: int
     """Step of the episode."""
+    is_sterile: bool = False
+    """Whether that seed is sterile."""

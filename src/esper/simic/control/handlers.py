@@ -30,6 +30,7 @@ def germinate(action: ActionSpec, context: HandlerContext[Any]) -> Transition:
         alpha_target=action.alpha_target.alpha,
         accuracy_pct=context.accuracy_pct,
         step=context.step,
+        is_sterile=context.is_sterile,
     )
     return context.model.germinate(action.slot_id, request, context.generator)
 

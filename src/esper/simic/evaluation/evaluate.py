@@ -19,6 +19,7 @@ from esper.leyline.jobs import merge_job
 from esper.leyline.probes import PROBE_PREFIX
 from esper.leyline.reports import EpisodeStatus
 from esper.runtime.datasets import TensorDataset
+from esper.runtime.tasks import registered_task
 from esper.simic.evaluation.evaluation_round import EvaluationRound, GrownNetwork, evaluate_round
 from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
@@ -27,6 +28,7 @@ from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.grown import save_grown
 from esper.simic.training.checkpoints.resuming import load_run
+from esper.simic.training.contexts import check_context
 from esper.simic.training.policy_controller import PolicyController
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import CallerEvent, StopFlag
@@ -52,6 +54,7 @@ def evaluate_policy(
     *,
     seeds: Sequence[int],
     greedy: bool = False,
+    context: str | None = None,
     lanes: int | None = None,
     lane_deadline_s: float | None = None,
     data_dir: Path | None = None,
@@ -65,6 +68,7 @@ def evaluate_policy(
         checkpoint: of a run; everything but the seed is as it was there.
         seeds: one round of envs each.
         greedy: take the likeliest choices instead of sampling; for a policy only.
+        context: that of all episodes; None draws as the run did.
         lanes: worker threads; they change no result.
         lane_deadline_s: silence after which a lane hangs; None allows as much as the run did.
         data_dir: where the data are, if they have moved.
@@ -80,8 +84,12 @@ def evaluate_policy(
         lane_deadline_s=deadline_s,
         data_dir=loaded.job.run.data_dir if data_dir is None else str(data_dir),
     )
+    training = loaded.job.training
+    if context is not None:
+        check_context(registered_task(training.task).spec, context)
+        training = msgspec.structs.replace(training, contexts={context: 1.0})
     return evaluate_controller(
-        msgspec.structs.replace(loaded.job, run=run),
+        msgspec.structs.replace(loaded.job, training=training, run=run),
         command=loaded.command,
         seeds=seeds,
         loaded=loaded,

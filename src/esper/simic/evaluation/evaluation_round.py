@@ -1,14 +1,17 @@
 """One round with a frozen controller: fresh envs grow and are tested; nothing is learned."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from esper.leyline.actions import Op
 from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.episodes import is_last_step
 from esper.leyline.messages import EnvTestResult, StepEvidence, StepOutcome
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.reports import EpisodeRecord
+from esper.leyline.schedules import Schedule, ScheduledAction, scheduled
 from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.assembly.control_assembly import build_watchdog, start_control
@@ -21,7 +24,7 @@ from esper.simic.training.step import ControlThread, StepResult, run_step
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.supervisor import supervise
 
-__all__ = ["GrownNetwork", "EvaluationRound", "evaluate_round"]
+__all__ = ["ROUND_INDEX", "GrownNetwork", "EvaluationRound", "evaluate_round"]
 
 ROUND_INDEX: Final = 0
 """Every seed is a separate run of one round."""
@@ -47,6 +50,8 @@ class EvaluationRound:
     """By env."""
     topologies: dict[int, TopologyManifestRecorded]
     """By env, of those that reached their end."""
+    actions: dict[int, Schedule]
+    """By env, what succeeded; waiting is left out."""
     best: GrownNetwork | None
 
 
@@ -99,6 +104,7 @@ class _Evaluation:
             tested=tuple(self.tested),
             episodes={episode.env_id: episode for item in done for episode in item.record.ended},
             topologies=_topologies(done[-1].evidence, done[-1].outcome),
+            actions=_actions(done, self.setup.job.training.n_envs),
             best=self.best,
         )
 
@@ -124,7 +130,22 @@ class _Evaluation:
         state = None if best is None else await self.engine.snapshot(best.env_id)
         if best is None or state is None:
             return None
-        return GrownNetwork(score=best.score, state=state, header=grown_header(self.setup))
+        header = grown_header(self.setup, ROUND_INDEX, best.env_id)
+        return GrownNetwork(score=best.score, state=state, header=header)
+
+
+def _actions(done: Sequence[StepResult], num_envs: int) -> dict[int, Schedule]:
+    """Return what was done to each env."""
+    rows: dict[int, list[ScheduledAction]] = {env_id: [] for env_id in range(num_envs)}
+    for item in done:
+        for env in item.outcome.envs:
+            if (
+                env is not None
+                and env.outcome.succeeded
+                and env.outcome.effective_op is not Op.WAIT
+            ):
+                rows[env.env_id].append(scheduled(item.outcome.step, env.outcome.action))
+    return {env_id: tuple(found) for env_id, found in rows.items()}
 
 
 def _topologies(

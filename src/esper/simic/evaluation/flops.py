@@ -12,7 +12,9 @@ from esper.leyline.actions import Style
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
+from esper.leyline.tasks import HostSpec
 from esper.runtime.batches import Batch
+from esper.simic.evaluation.evaluation_round import ROUND_INDEX
 from esper.simic.training.batch_ops import backpropagate
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.static_work import PlantedSeed, plant
@@ -37,18 +39,20 @@ class FlopMeter:
 
     context: EnvFactoryContext
     sample: Batch
-    _known: dict[frozenset["_Cost"], float] = field(default_factory=dict)
+    _known: dict[tuple[HostSpec, frozenset["_Cost"]], float] = field(default_factory=dict)
 
-    def per_target(self, reports: Sequence[SeedReport]) -> float:
-        """Return the training FLOPs per target with these seeds."""
+    def per_target(self, reports: Sequence[SeedReport], env_id: int = 0) -> float:
+        """Return the training FLOPs per target of an env's host with these seeds."""
         living = (report for report in reports if report.stage not in COOLDOWN_STAGES)
-        key = frozenset(_cost_of(report) for report in living)
+        seeds = frozenset(_cost_of(report) for report in living)
+        # The hosts of a task differ where its contexts change them.
+        key = self.context.host_spec(ROUND_INDEX, env_id), seeds
         if key not in self._known:
-            self._known[key] = self._count(key)
+            self._known[key] = self._count(seeds, env_id)
         return self._known[key]
 
-    def _count(self, key: "frozenset[_Cost]") -> float:
-        model = build_model(self.context, 0, 0).to(self.sample.inputs.device).train()
+    def _count(self, key: "frozenset[_Cost]", env_id: int) -> float:
+        model = build_model(self.context, ROUND_INDEX, env_id).to(self.sample.inputs.device).train()
         for seed, is_frozen in key:
             plant(model, seed, torch.Generator().manual_seed(0))
             if is_frozen:

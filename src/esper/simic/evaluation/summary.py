@@ -17,7 +17,7 @@ from esper.leyline.comparison import (
 )
 from esper.leyline.config import Job
 from esper.leyline.errors import RunFailedError
-from esper.simic.evaluation.arms import Arm
+from esper.simic.evaluation.arms import Arm, ArmKind
 from esper.simic.evaluation.statistics import (
     ArmScores,
     Scores,
@@ -104,7 +104,9 @@ def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
         num_pruned=_mean(envs, "num_pruned"),
         num_fossils_measured=sum(env.num_fossils_measured for env in envs),
         num_fossils_positive=sum(env.num_fossils_positive for env in envs),
-        equal_flops_pct=_equal_flops_pct(mine, strata[arm.copies.name]) if arm.copies else None,
+        equal_flops_pct=_equal_flops_pct(mine, strata[arm.copies.name])
+        if arm.copies and arm.kind is ArmKind.STATIC
+        else None,
         is_on_front=False,
         curve_pct=tuple(np.mean([env.curve_pct for env in envs], axis=0).tolist()),
         curve_low_pct=tuple(low),
@@ -136,10 +138,9 @@ def _probability(arms: Sequence[ArmScores], seed: int) -> Estimate:
 
 def _scores(arm: Arm, strata: _Strata, name: str) -> ArmScores:
     """Return an arm's runs, policy by policy and seed by seed."""
-    followed = arm if arm.copies is None else arm.copies
     return ArmScores(
         np.array([_means(stratum, name) for stratum in strata[arm.name]]),
-        policies=followed.name if arm.follows_policy else None,
+        policies=arm.policy_set,
     )
 
 

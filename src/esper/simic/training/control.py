@@ -99,6 +99,7 @@ class Control:
     def begin_round(self, round_index: int) -> None:
         """Reset the ledgers and counters for a new round."""
         self.controller.begin_round(round_index)
+        self.extractor.begin_round(round_index)
         self.tally = RoundTally()
         self.ledgers = [
             EpisodeLedger(

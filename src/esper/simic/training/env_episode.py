@@ -34,6 +34,8 @@ class EnvEpisode(ABC):
     outbox: list[Payload] = field(default_factory=list)
     """Slot events that have not been sent with an outcome yet."""
     num_germinated: int = 0
+    sterile_seeds: tuple[bool, ...] = ()
+    """Whether each seed is sterile, in the order of germination; empty if none is."""
     host_gradient_norm: float | None = None
     alarms: tuple[GradientAnomaly, ...] = ()
     """Anomalies found in this step's train pass."""
@@ -108,6 +110,11 @@ class EnvEpisode(ABC):
     def next_seed_id(self) -> str:
         """Return the id of the seed that a germination would create."""
         return f"ep{self.episode_id}_env{self.env_idx}_seed_{self.num_germinated}"
+
+    @property
+    def is_next_sterile(self) -> bool:
+        """Return whether the seed that a germination would create is sterile."""
+        return bool(self.sterile_seeds) and self.sterile_seeds[self.num_germinated]
 
     @property
     def seen(self) -> EnvEvidence:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import torch
 from torch import nn
 
@@ -16,7 +17,8 @@ from esper.leyline.config import TrainingConfig
 from esper.leyline.episodes import episode_id_of
 from esper.leyline.payloads import Payload
 from esper.leyline.streams import StreamPurpose, stream_seed
-from esper.leyline.tasks import TaskSpec
+from esper.leyline.tasks import HostSpec, TaskSpec
+from esper.simic.training.contexts import context_of, sterile_seeds_in
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.fences import Fence
@@ -48,10 +50,15 @@ class EnvFactoryContext:
     """float16 needs gradient scaling."""
     run_seed: int
 
+    def host_spec(self, round_index: int, env_id: int) -> HostSpec:
+        """Return the description of an env's host, which its context may change."""
+        return self.task.host_in(context_of(self.task, self.config, round_index, env_id))
+
 
 def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) -> ParallelEnvState:
     """Build one env of a round from its own random streams."""
     config, task, fence = context.config, context.task, context.fences[env_id]
+    drawn = context_of(task, config, round_index, env_id)
     model = build_model(context, round_index, env_id).to(fence.device)
     host_lr = config.host_lr or task.host_lr
     host_optimizer = build_sgd(
@@ -86,17 +93,19 @@ def create_env_state(context: EnvFactoryContext, round_index: int, env_id: int) 
         signal_tracker=SignalTracker(),
         seed_generator=_generator(context, StreamPurpose.SEED_INIT, round_index, env_id),
         outbox=outbox,
+        sterile_seeds=sterile_seeds_in(drawn, config, round_index, env_id),
     )
 
 
 def build_model(context: EnvFactoryContext, round_index: int, env_id: int) -> MorphogeneticModel:
     """Build a host with its slots, without using torch's global generator."""
     generator = _generator(context, StreamPurpose.INIT, round_index, env_id)
+    spec = context.host_spec(round_index, env_id)
     host: nn.Module
     if context.build_host is None:
-        host = build_host(context.task.host, generator)
+        host = build_host(spec, generator)
     else:
-        host = context.build_host(context.task, generator)
+        host = context.build_host(msgspec.structs.replace(context.task, host=spec), generator)
     set_dropout = getattr(host, "set_dropout_generator", None)
     if set_dropout is not None:
         # Dropout masks are drawn on the device of the features.

@@ -33,8 +33,8 @@ from esper.tolaria.fences import drain
 
 __all__ = ["TrainingWork"]
 
-ValidationBatches = Callable[[], Iterable[Sequence[Batch]]]
-"""Iterates over a whole split; each item has one sub-batch per env."""
+HeldOutBatches = Callable[[int], Iterable[Sequence[Batch]]]
+"""Iterates over a whole split in a round; each item has one sub-batch per env."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -43,8 +43,8 @@ class TrainingWork(ActionWork):
 
     context: EnvFactoryContext
     rules: TrainRules
-    validation: ValidationBatches
-    testing: ValidationBatches | None = None
+    validation: HeldOutBatches
+    testing: HeldOutBatches | None = None
     """Iterates over the test split; None in training, which never uses it."""
 
     def build(self, round_index: int, env_id: int) -> ParallelEnvState:
@@ -75,7 +75,7 @@ class TrainingWork(ActionWork):
         plan = self._plan(env, step)
         env.model.eval()
         env.start_validation(num_configs=len(plan.ablations))
-        for shares in self.validation():
+        for shares in self.validation(env.round_index):
             process_fused_val_batch(env, shares[env.env_idx], plan, self.rules.autocast)
             beat()
         losses, accuracies, attribution = materialize_attribution(env, plan)
@@ -104,7 +104,7 @@ class TrainingWork(ActionWork):
         assert self.testing is not None, "no test data was passed"
         env.model.eval()
         env.start_validation(num_configs=1)
-        for shares in self.testing():
+        for shares in self.testing(env.round_index):
             process_val_batch(env, shares[env.env_idx], self.rules.autocast)
             beat()
         return materialize_test_result(env)

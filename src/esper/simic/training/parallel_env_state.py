@@ -131,6 +131,7 @@ class ParallelEnvState(EnvEpisode):
             generator=self.seed_generator,
             accuracy_pct=self.seen.signals.val_accuracy_pct,
             step=self.seen.signals.step,
+            is_sterile=self.is_next_sterile,
         )
 
     def acting(self) -> AbstractContextManager[object]:

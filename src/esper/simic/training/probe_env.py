@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from esper.kasmina.seed import GerminationRequest
 from esper.leyline.actions import Blueprint, Tempo
 from esper.leyline.config import TrainingConfig
@@ -18,11 +20,13 @@ from esper.leyline.messages import (
 from esper.leyline.payloads import Payload
 from esper.leyline.probes import ProbeHostSpec
 from esper.leyline.reports import SeedReport
+from esper.leyline.tasks import TaskSpec
 from esper.simic.attribution.evidence import attribute_contributions
 from esper.simic.control.context import HandlerContext
 from esper.simic.probes.body import ProbeBody, ProbeSlot
 from esper.simic.probes.growth import Fate, draw_fate, loss_of
 from esper.simic.training.action_execution import ActionWork
+from esper.simic.training.contexts import context_of
 from esper.simic.training.counterfactual_eval import build_ablation_plan
 from esper.simic.training.env_episode import EnvEpisode
 from esper.simic.training.pass_evidence import PassReadings, observe_pass
@@ -90,6 +94,7 @@ class ProbeWork(ActionWork):
 
     config: TrainingConfig
     spec: ProbeHostSpec
+    task: TaskSpec
 
     def build(self, round_index: int, env_id: int) -> ProbeEnv:
         """Build an env whose hidden draws come from its own stream."""
@@ -102,7 +107,9 @@ class ProbeWork(ActionWork):
             env_id=env_id,
             num_seeds=config.max_epochs,
         )
-        return self.build_with(fate, round_index, env_id)
+        drawn = context_of(self.task, config, round_index, env_id)
+        kind = fate.kind if drawn is None else self.task.contexts.index(drawn)
+        return self.build_with(msgspec.structs.replace(fate, kind=kind), round_index, env_id)
 
     def build_with(self, fate: Fate, round_index: int, env_id: int) -> ProbeEnv:
         """Build an env with given hidden draws."""

@@ -56,6 +56,7 @@ def open_run_directory(setup: RunSetup) -> OpenedRun:
             compile_mode_for(setup.job.training.compile_mode, setup.device),
         ),
         data_source=setup.worker.dataset.origin.value,
+        contexts=setup.task.contexts,
     )
     flop = host_flop_per_sample(setup.worker)
     manifest = msgspec.structs.replace(manifest, host_flop_per_sample=flop)

@@ -24,7 +24,7 @@ from esper.leyline.payloads import (
     TrainingStarted,
 )
 from esper.leyline.reports import BatchSummary, EpisodeStatus
-from esper.leyline.telemetry import EventType
+from esper.leyline.telemetry import Draft, EventType
 from esper.simic.agent.ppo_metrics import ppo_update_event
 from esper.simic.telemetry.anomaly import (
     RULES,
@@ -59,6 +59,8 @@ class VectorizedPPOTrainer:
     checkpointer: Checkpointer
     diagnostics: RunDiagnostics
     tracer: StepTracer
+    contexts_of: Callable[[int], list[Draft]]
+    """Returns the events that record the contexts of a round's episodes."""
     state: RunState
     _round_started_s: float = 0.0
     _unbuilt: tuple[EnvFailure, ...] = ()
@@ -99,6 +101,7 @@ class VectorizedPPOTrainer:
         """Build the round's envs; failures to build are reported with the first step."""
         self._round_started_s = time.monotonic()
         await self.control.begin_round(round_index)
+        await self.reporter.publish(self.contexts_of(round_index))
         self._unbuilt = await self.engine.build_round(round_index)
 
     async def step(self, step: int) -> StepResult:
@@ -131,7 +134,7 @@ class VectorizedPPOTrainer:
         network = await self.engine.snapshot(best.env_id)
         if network is not None:
             # On the control thread, as writing a file would block the event loop.
-            await self.control.run(self.checkpointer.save_grown, network)
+            await self.control.run(self.checkpointer.save_grown, network, best)
             self.state = msgspec.structs.replace(self.state, best_env=best)
 
     async def publish(self, done: StepResult) -> None:

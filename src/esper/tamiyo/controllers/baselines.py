@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-import msgspec
-
 from esper.leyline.actions import (
     BLUEPRINTS_BY_TOPOLOGY,
     HEADS,
@@ -27,7 +25,15 @@ from esper.leyline.stages import ADVANCEABLE_STAGES, Stage
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.tamiyo.controllers.protocol import Choice, Situation
 
-__all__ = ["PeriodicController", "RandomController", "WaitController"]
+__all__ = [
+    "PeriodicController",
+    "RandomController",
+    "WaitController",
+    "choice_of",
+    "legal_targets",
+    "random_request",
+    "wait_in",
+]
 
 DEFAULT_PERIOD: Final = 8
 _DETAILS: Final = frozenset(HEADS) - {Head.OP, Head.SLOT}
@@ -46,7 +52,7 @@ class WaitController:
 
     def choose(self, situation: Situation) -> Choice:
         """Return WAIT for every env."""
-        return _choice_of([_wait(self.rules) for _ in situation.envs], situation)
+        return choice_of([wait_in(self.rules) for _ in situation.envs], situation)
 
 
 @dataclass(eq=False, slots=True)
@@ -66,7 +72,7 @@ class RandomController:
             self._draw(() if env is None else env.reports, self._stream(situation, env_id))
             for env_id, env in enumerate(situation.envs)
         ]
-        return _choice_of(actions, situation)
+        return choice_of(actions, situation)
 
     def _stream(self, situation: Situation, env_id: int) -> Random:
         # An env's samples must not depend on the number of choices in another env.
@@ -80,28 +86,35 @@ class RandomController:
         return Random(source)
 
     def _draw(self, reports: tuple[SeedReport, ...], random: Random) -> ActionSpec:
-        # All heads are drawn, used or not, so that an env's next draws do not depend on the op.
-        request = ActionSpec(
-            slot_id=self.rules.slot_ids[0],
-            blueprint=random.choice(BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]),
-            style=random.choice(list(Style)),
-            tempo=random.choice(list(Tempo)),
-            alpha_target=random.choice(list(AlphaTarget)),
-            alpha_speed=random.choice(list(AlphaSpeed)),
-            alpha_curve=random.choice(list(CurveChoice)),
-        )
-        targets = {op: self._targets(msgspec.structs.replace(request, op=op), reports) for op in Op}
+        request = random_request(random, self.rules)
+        targets = [legal_targets(request, op, reports, self.rules) for op in Op]
         # The op first: over all actions at once, ops with many legal slots would be chosen more
         # often.
-        return random.choice(random.choice([legal for legal in targets.values() if legal]))
+        return random.choice(random.choice([legal for legal in targets if legal]))
 
-    def _targets(self, request: ActionSpec, reports: tuple[SeedReport, ...]) -> list[ActionSpec]:
-        """Return the request for each slot where it is legal; once if the op uses no slot."""
-        matters = causal_heads(request.op)
-        slot_ids = self.rules.slot_ids if Head.SLOT in matters else self.rules.slot_ids[:1]
-        effective = {head.value: getattr(request, head.value) for head in _DETAILS & matters}
-        aimed = (ActionSpec(op=request.op, slot_id=slot_id, **effective) for slot_id in slot_ids)
-        return [action for action in aimed if is_legal(action, reports, self.rules)]
+
+def random_request(random: Random, rules: ActionRules) -> ActionSpec:
+    """Draw every head but op and slot; used or not, so that later draws do not depend on the op."""
+    return ActionSpec(
+        slot_id=rules.slot_ids[0],
+        blueprint=random.choice(BLUEPRINTS_BY_TOPOLOGY[rules.topology]),
+        style=random.choice(list(Style)),
+        tempo=random.choice(list(Tempo)),
+        alpha_target=random.choice(list(AlphaTarget)),
+        alpha_speed=random.choice(list(AlphaSpeed)),
+        alpha_curve=random.choice(list(CurveChoice)),
+    )
+
+
+def legal_targets(
+    request: ActionSpec, op: Op, reports: Sequence[SeedReport], rules: ActionRules
+) -> list[ActionSpec]:
+    """Return the op with a request's heads for each legal slot; once if it uses no slot."""
+    matters = causal_heads(op)
+    slot_ids = rules.slot_ids if Head.SLOT in matters else rules.slot_ids[:1]
+    effective = {head.value: getattr(request, head.value) for head in _DETAILS & matters}
+    aimed = (ActionSpec(op=op, slot_id=slot_id, **effective) for slot_id in slot_ids)
+    return [action for action in aimed if is_legal(action, reports, rules)]
 
 
 @dataclass(eq=False, slots=True)
@@ -118,13 +131,13 @@ class PeriodicController:
     def choose(self, situation: Situation) -> Choice:
         """Choose each env's action independently."""
         step = situation.step
-        return _choice_of([self._for_env(env, step) for env in situation.envs], situation)
+        return choice_of([self._for_env(env, step) for env in situation.envs], situation)
 
     def _for_env(self, env: EnvEvidence | None, step: int) -> ActionSpec:
         reports = () if env is None else env.reports
         candidates = [*self._planted(step), *_in_turn(self._carried_on(reports), step)]
         legal = (action for action in candidates if is_legal(action, reports, self.rules))
-        return next(legal, _wait(self.rules))
+        return next(legal, wait_in(self.rules))
 
     def _carried_on(self, reports: Sequence[SeedReport]) -> list[ActionSpec]:
         ops = dict.fromkeys(ADVANCEABLE_STAGES, Op.ADVANCE) | {Stage.HOLDING: Op.FOSSILIZE}
@@ -150,7 +163,8 @@ def _is_ready(report: SeedReport) -> bool:
     return report.stage is not Stage.BLENDING or report.alpha.is_at_target
 
 
-def _wait(rules: ActionRules) -> ActionSpec:
+def wait_in(rules: ActionRules) -> ActionSpec:
+    """Return the action that does nothing."""
     return ActionSpec(slot_id=rules.slot_ids[0])
 
 
@@ -160,7 +174,8 @@ def _in_turn(candidates: list[ActionSpec], step: int) -> list[ActionSpec]:
     return candidates[first:] + candidates[:first]
 
 
-def _choice_of(actions: Sequence[ActionSpec], situation: Situation) -> Choice:
+def choice_of(actions: Sequence[ActionSpec], situation: Situation) -> Choice:
+    """Return the actions, without those of quarantined envs."""
     kept = zip(actions, situation.envs, strict=True)
     return Choice(
         actions=tuple(action if env is not None else None for action, env in kept),

@@ -40,7 +40,7 @@ def keeper_in(directory: Path, hub: RecordingHub, *, every: int = 3) -> Checkpoi
         every=every,
         is_judged_by_loss=False,
         resumed=None,
-        grown=GrownWriter(directory / "grown.pt", header),
+        grown=GrownWriter(directory / "grown.pt", lambda round_index, env_id: header),
     )
 
 

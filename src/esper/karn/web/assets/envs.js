@@ -153,6 +153,7 @@ function showFacts(env) {
     ["Task return", isMissing(env.task_return) ? MISSING : signed(env.task_return)],
     ["Seeds", `${env.num_germinated} tried, ${env.num_fossilized} kept, ${env.num_pruned} pruned`],
   ];
+  if (env.context) rows.push(["Context", env.context]);
   if (env.outcome) rows.push(["Grown to", `×${env.outcome.param_ratio.toFixed(2)} of the host`]);
   if (env.num_rollbacks) rows.push(["Rollbacks", signOf("act", String(env.num_rollbacks))]);
   if (env.failure) rows.push(["Failure", env.failure]);

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from esper.leyline.config import CompileMode
+from esper.leyline.config import CompileMode, TrainingConfig
 from esper.leyline.engine_payloads import LaneStalled
 from esper.leyline.payloads import TrainingStarted
 from esper.leyline.telemetry import SCHEMA_VERSION
@@ -17,6 +17,7 @@ from esper.simic.training.assembly.worker_setup import WorkerSetup, amp_dtype
 from esper.simic.training.control import Control
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.step import ControlThread
+from esper.tamiyo.blind import SwappedExtractor
 from esper.tamiyo.features import FeatureExtractor
 from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.engine import WorkerEngine
@@ -34,7 +35,7 @@ def _build_control(setup: RunSetup) -> Control:
         controller=setup.controller,
         scheme=scheme_of(config, setup.task),
         rules=setup.worker.rules,
-        extractor=FeatureExtractor(config.slots, config.max_epochs),
+        extractor=_extractor_of(config),
         masker=ActionMasker(setup.worker.rules),
         num_envs=config.n_envs,
         num_steps=config.max_epochs,
@@ -43,6 +44,12 @@ def _build_control(setup: RunSetup) -> Control:
         updates_per_round=config.ppo_updates_per_batch,
         check_cancelled=setup.worker.stop.checkpoint,
     )
+
+
+def _extractor_of(config: TrainingConfig) -> FeatureExtractor:
+    if config.blind:
+        return SwappedExtractor(config.slots, config.max_epochs, seed=config.seed)
+    return FeatureExtractor(config.slots, config.max_epochs)
 
 
 async def start_control(setup: RunSetup) -> ControlThread:

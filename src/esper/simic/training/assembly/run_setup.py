@@ -15,6 +15,7 @@ from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_setup import WorkerSetup, action_rules, prepare_worker
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.grown import GrownHeader
+from esper.simic.training.contexts import context_of
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.protocol import Controller
 from esper.tolaria.devices import resolve_device
@@ -100,16 +101,18 @@ def prepare_run(
     )
 
 
-def grown_header(setup: RunSetup) -> GrownHeader:
-    """Return what has to be known of the networks that a setup grows."""
+def grown_header(setup: RunSetup, round_index: int, env_id: int) -> GrownHeader:
+    """Return what has to be known of the network that an env grows."""
     config, scale = setup.job.training, setup.worker.dataset.pixel_scale
+    drawn = context_of(setup.task, config, round_index, env_id)
+    factor = 1.0 if drawn is None else drawn.input_scale
     # A host that a task builds itself has no description from which it could be built again.
     is_custom = registered_task(config.task).build_host is not None
     return GrownHeader(
         task=config.task,
-        host=None if is_custom else setup.task.host,
+        host=None if is_custom else setup.task.host_in(drawn),
         slots=config.slots,
         lifecycle=config.lifecycle,
         pixel_mean=None if scale is None else scale.mean,
-        pixel_std=None if scale is None else scale.std,
+        pixel_std=None if scale is None else tuple(value / factor for value in scale.std),
     )

@@ -1,5 +1,6 @@
 """The trainer of a run with its schedule, checkpoints, reports and diagnostics."""
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.grown import GrownWriter
 from esper.simic.training.checkpoints.run_state import RunState
+from esper.simic.training.contexts import drawn_contexts
 from esper.simic.training.diagnostics import RunDiagnostics
 from esper.simic.training.reporter import Reporter
 from esper.simic.training.reward_ledger import rollback_penalty
@@ -67,7 +69,7 @@ def build_trainer(
             every=run.checkpoint_every,
             is_judged_by_loss=setup.is_judged_by_loss,
             resumed=resumed,
-            grown=GrownWriter(hub.run_dir / GROWN_FILE, grown_header(setup)),
+            grown=GrownWriter(hub.run_dir / GROWN_FILE, partial(grown_header, setup)),
         ),
         diagnostics=RunDiagnostics(
             learner=learner,
@@ -75,5 +77,6 @@ def build_trainer(
             check_stability=setup.worker.parts.check_stability,
         ),
         tracer=StepTracer(run.profiler, traces_directory(hub.run_dir, run.profiler)),
+        contexts_of=partial(drawn_contexts, setup.task, config),
         state=state,
     )

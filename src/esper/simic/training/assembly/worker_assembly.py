@@ -9,7 +9,8 @@ import torch
 
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.probes import ProbeHostSpec
-from esper.runtime.batches import Batch, SharedBatchIterator
+from esper.runtime.batches import Batch
+from esper.runtime.contexts import BatchSource
 from esper.runtime.tasks import registered_task
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_setup import (
@@ -27,7 +28,14 @@ from esper.tolaria.fences import Fence
 from esper.tolaria.pulse import Pulse
 from esper.tolaria.worker import Worker, lane_fences
 
-__all__ = ["Topologies", "build_probe_work", "build_work", "build_worker", "env_context"]
+__all__ = [
+    "Topologies",
+    "build_probe_work",
+    "build_work",
+    "build_worker",
+    "env_context",
+    "held_out_pass",
+]
 
 Topologies = Mapping[int, TopologyManifestRecorded]
 """Networks that envs are built with instead of an empty host, by env; usually none."""
@@ -60,6 +68,7 @@ def build_probe_work(setup: WorkerSetup, spec: ProbeHostSpec) -> ProbeWork:
     return ProbeWork(
         config=setup.job.training,
         spec=spec,
+        task=setup.task,
         action_rules=setup.rules,
         masker=ActionMasker(setup.rules),
     )
@@ -81,7 +90,7 @@ def build_work(
         ),
         action_rules=setup.rules,
         masker=ActionMasker(setup.rules),
-        validation=partial(setup.val_batches.batches, round=0, step=0),
+        validation=partial(held_out_pass, setup.val_batches),
         testing=partial(_test_pass, setup),
     )
     return StaticWork.of(work, topologies) if topologies else work
@@ -102,9 +111,7 @@ def env_context(setup: WorkerSetup, fences: Mapping[int, Fence] | None = None) -
     )
 
 
-def _train_pass(
-    batches: SharedBatchIterator, round_index: int, step: int
-) -> Iterator[Sequence[Batch]]:
+def _train_pass(batches: BatchSource, round_index: int, step: int) -> Iterator[Sequence[Batch]]:
     return batches.batches(round=round_index, step=step)
 
 
@@ -112,8 +119,13 @@ def _no_batches(_round_index: int, _step: int) -> tuple[Sequence[Batch], ...]:
     return ()
 
 
-def _test_pass(setup: WorkerSetup) -> Iterator[Sequence[Batch]]:
-    return setup.test_batches().batches(round=0, step=0)
+def held_out_pass(batches: BatchSource, round_index: int) -> Iterator[Sequence[Batch]]:
+    """Iterate over a held-out split as the envs of a round see it."""
+    return batches.batches(round=round_index, step=0)
+
+
+def _test_pass(setup: WorkerSetup, round_index: int) -> Iterator[Sequence[Batch]]:
+    return held_out_pass(setup.test_batches(), round_index)
 
 
 def _autocast_of(setup: WorkerSetup) -> Autocast:

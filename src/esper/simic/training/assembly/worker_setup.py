@@ -6,22 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
 
-from esper.leyline.config import AmpDtype, CompileMode, Job
+from esper.leyline.config import AmpDtype, CompileMode, Job, TrainingConfig
 from esper.leyline.legality import ActionRules
 from esper.leyline.probes import ProbeHostSpec
 from esper.leyline.tasks import TaskSpec
 from esper.leyline.workers import WorkerIdentity
 from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmented
+from esper.runtime.contexts import BatchSource, ContextBatches, transformed
 from esper.runtime.datasets import Part, TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.training.assembly.machine import machine_kind
 from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.contexts import context_of, is_drawn
 from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.fences import transfer_to
 from esper.tolaria.sharing import BuiltOnce
@@ -50,9 +52,9 @@ class WorkerSetup:
     devices: tuple[torch.device, ...]
     """Of the hosts, one per env of the run."""
     dataset: TensorDataset
-    train_batches: SharedBatchIterator
-    val_batches: SharedBatchIterator
-    test_batches: Callable[[], SharedBatchIterator]
+    train_batches: BatchSource
+    val_batches: BatchSource
+    test_batches: Callable[[], BatchSource]
     """Returns what only an evaluation iterates over; built by the first call."""
     rules: ActionRules
     stop: StopFlag
@@ -108,7 +110,10 @@ def prepare_worker(
     env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
     dataset = load_data(job, stop) if dataset is None else dataset
     iterator = partial(
-        parts.batch_iterator,
+        _batches_of,
+        parts,
+        task,
+        config,
         dataset,
         n_envs=config.n_envs,
         seed=config.seed,
@@ -138,6 +143,32 @@ def prepare_worker(
         stop=stop,
         parts=parts,
     )
+
+
+def _batches_of(
+    parts: RunParts, task: TaskSpec, config: TrainingConfig, dataset: TensorDataset, **options: Any
+) -> BatchSource:
+    """Return the batches of a split; with contexts, those of each env's own."""
+    if not any(context.changes_data for context in task.contexts):
+        return parts.batch_iterator(dataset, **options)
+    num_classes = task.host.num_classes
+    sources: dict[str, SharedBatchIterator] = {
+        context.name: parts.batch_iterator(transformed(dataset, context, num_classes), **options)
+        for context in task.contexts
+        if is_drawn(context, config)
+    }
+    return ContextBatches(
+        sources=sources,
+        context_of=partial(_name_of_context, task, config),
+        num_envs=config.n_envs,
+        env_ids=options.get("env_ids") or range(config.n_envs),
+    )
+
+
+def _name_of_context(task: TaskSpec, config: TrainingConfig, round_index: int, env_id: int) -> str:
+    drawn = context_of(task, config, round_index, env_id)
+    assert drawn is not None, f"task {task.name} has contexts"
+    return drawn.name
 
 
 def amp_dtype(setup: WorkerSetup) -> torch.dtype | None:

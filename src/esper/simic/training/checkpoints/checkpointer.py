@@ -114,9 +114,9 @@ class Checkpointer:
         """Return the env with the best network, if any has a finite score."""
         return best_env_of(evidence, by_loss=self.is_judged_by_loss)
 
-    def save_grown(self, network: dict[str, Any]) -> None:
+    def save_grown(self, network: dict[str, Any], best: BestEnv) -> None:
         """Replace the run's saved network by a better one."""
-        self.grown.save(network)
+        self.grown.save(network, best.round, best.env_id)
 
     def save(self, state: RunState, *, is_best: bool) -> CheckpointSaved:
         """Flush the log to disk, then write the checkpoint that refers to it."""

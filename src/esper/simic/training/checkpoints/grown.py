@@ -1,6 +1,7 @@
 """Saves and loads grown networks: a host and the seeds that contribute to its output."""
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -94,12 +95,13 @@ class GrownWriter:
     """Writes the best network of a run to one path, replacing the previous one."""
 
     path: Path
-    header: GrownHeader
+    header_of: Callable[[int, int], GrownHeader]
+    """Returns the header of the network of a round and env."""
     files: FileSystem = field(default_factory=FileSystem)
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Replace the saved network by a better one."""
-        save_grown(state, self.header, self.path, files=self.files)
+    def save(self, state: dict[str, Any], round_index: int, env_id: int) -> None:
+        """Replace the saved network by a better one, of this round and env."""
+        save_grown(state, self.header_of(round_index, env_id), self.path, files=self.files)
 
 
 def read_grown_header(path: Path | str) -> GrownHeader:
