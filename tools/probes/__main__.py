@@ -9,7 +9,6 @@ Usage: python -m tools.probes [NAME ...] [--seeds 1 2 3] [--speed]
 """
 
 import argparse
-import contextlib
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from typing import Final
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.probes import PROBES
 from tools.markdown import table
-from tools.probes.learning import blindfold, job_of, last_checkpoint, play, setup_of, train
+from tools.probes.learning import job_of, last_checkpoint, play, setup_of, train
 from tools.probes.solver import solve
 from tools.probes.speed import speed_table
 
@@ -103,9 +102,8 @@ def measured(name: str, seeds: Sequence[int]) -> Row:
 def share_learned(name: str, seed: int, *, is_blind: bool = False, **training: object) -> float:
     """Train a policy and return the share of the best return that it earns in held-out envs."""
     best = solve(setup_of(job_of(name, **training)))
-    eyes = blindfold() if is_blind else contextlib.nullcontext()
-    with tempfile.TemporaryDirectory() as directory, eyes:
-        job = job_of(name, seed=seed, telemetry_dir=Path(directory), **training)
+    with tempfile.TemporaryDirectory() as directory:
+        job = job_of(name, seed=seed, telemetry_dir=Path(directory), blind=is_blind, **training)
         share = play(last_checkpoint(train(job))).share_of(best)
     who = "blind policy" if is_blind else "policy"
     print(f"probe:{name}, {who} of seed {seed}: {share:.1%}", file=sys.stderr, flush=True)

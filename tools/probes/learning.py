@@ -1,27 +1,21 @@
 """Trains a policy on a probe and plays it on held-out envs, seeing or blind."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Final
-from unittest import mock
 
 import msgspec
-import numpy as np
 
 from esper.leyline.config import Job
 from esper.leyline.jobs import merge_job
 from esper.leyline.messages import StepEvidence
 from esper.leyline.probes import PROBE_PREFIX
-from esper.leyline.reports import SeedReport
-from esper.leyline.signals import TrainingSignals
 from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY
 from esper.simic.probes.growth import Fate, draw_fate
 from esper.simic.telemetry.phases import PhaseProfiler
-from esper.simic.training.assembly import control_assembly
 from esper.simic.training.assembly.control_assembly import start_control
 from esper.simic.training.assembly.engines import build_engine
 from esper.simic.training.assembly.machine import one_thread_per_worker
@@ -34,7 +28,6 @@ from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.step import StepResult, run_step
 from esper.simic.training.vectorized import run_job
-from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 from tools.probes.solver import Solution
@@ -42,7 +35,6 @@ from tools.probes.solver import Solution
 __all__ = [
     "HELD_OUT_SEEDS",
     "Played",
-    "blindfold",
     "job_of",
     "last_checkpoint",
     "nothing_after_validation",
@@ -54,7 +46,6 @@ __all__ = [
 
 HELD_OUT_SEEDS: Final = (1000, 1001, 1002, 1003)
 """Policies are trained on 1, 2 and 3."""
-BLIND_SEED: Final = 77
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,31 +166,3 @@ async def play_round(setup: RunSetup) -> tuple[StepResult, ...]:
 
 async def nothing_after_validation(_: StepEvidence) -> None:
     """Do nothing between validation and decision."""
-
-
-@dataclass(eq=False, slots=True)
-class ShuffledExtractor(FeatureExtractor):
-    """Shows every env the observation of another one, drawn anew in each step."""
-
-    rng: np.random.Generator = field(default_factory=partial(np.random.default_rng, BLIND_SEED))
-
-    def observe(
-        self,
-        signals: Sequence[TrainingSignals],
-        reports_by_env: Sequence[Sequence[SeedReport]],
-        feedback: Sequence[ActionFeedback],
-    ) -> ObservationBatch:
-        """Return the observations of all envs in another order."""
-        seen = FeatureExtractor.observe(self, signals, reports_by_env, feedback)
-        order = self.rng.permutation(len(signals))
-        return ObservationBatch(
-            observations=seen.observations[order],
-            blueprint_indices=seen.blueprint_indices[order],
-        )
-
-
-@contextlib.contextmanager
-def blindfold() -> Iterator[None]:
-    """Shuffle the observations between envs in all runs that are put together within."""
-    with mock.patch.object(control_assembly, "FeatureExtractor", ShuffledExtractor):
-        yield

@@ -56,7 +56,10 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         metavar="ARM",
         help="wait, random, heuristic, periodic, ppo:CHECKPOINT[,CHECKPOINT...], "
         "ppo:builtin:NAME, static-final (the networks grown by the preceding ppo arm, trained "
-        "from scratch), static-final:RUN (the networks recorded in the last round of a run) "
+        "from scratch), static-final:RUN (the networks recorded in the last round of a run), "
+        "schedule:FILE (a fixed list of actions), yoked:CHECKPOINT (what the policy did under "
+        "another seed), blind:CHECKPOINT (the policy, shown the observations of other envs), "
+        "random-matched (chance, as often with each op as the preceding ppo arm) "
         f"(default: {' '.join(DEFAULT_ARMS)})",
     )
     group.add_argument(

@@ -1,8 +1,9 @@
-"""Arms of a comparison: how they are named, and which controller and policies each has."""
+"""Arms of a comparison: how they are named, and what decides in each."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,8 @@ import torch
 from esper.leyline.config import Job
 from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
+from esper.leyline.schedules import Schedule, decode_schedule
+from esper.nissa.storage.files import read_limited
 from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.evaluation.recorded import last_recorded
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
@@ -20,8 +23,8 @@ from esper.simic.training.static_work import seeds_in
 
 __all__ = [
     "BASELINES",
-    "STATIC",
     "Arm",
+    "ArmKind",
     "check_topologies",
     "materialize_policy_digest",
     "parse_arms",
@@ -30,7 +33,29 @@ __all__ = [
 BASELINES: Final = ("wait", "random", "heuristic", "periodic")
 POLICY: Final = "ppo"
 STATIC: Final = "static-final"
-"""Trains from scratch the final networks of the first policy, or of the last round of a run."""
+MATCHED: Final = "random-matched"
+MAX_SCHEDULE_BYTES: Final = 1 << 20
+
+
+class ArmKind(StrEnum):
+    """What decides in an arm."""
+
+    BASELINE = "baseline"
+    POLICY = "ppo"
+    STATIC = "static-final"
+    """Nothing: the final networks of a policy, or of the last round of a run, from scratch."""
+    SCHEDULE = "schedule"
+    """A fixed list of actions."""
+    YOKED = "yoked"
+    """What the policy did to the envs of another seed."""
+    BLIND = "blind"
+    """The policy, which is shown the observations of other envs."""
+    MATCHED = "random-matched"
+    """Chance, as often with each op as the policy that it copies."""
+
+
+WITH_POLICY: Final = frozenset({ArmKind.POLICY, ArmKind.YOKED, ArmKind.BLIND})
+"""Kinds that are named with checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +67,10 @@ class Arm:
     """Name of the controller; that of a static arm waits."""
     policies: tuple[LoadedRun, ...] = ()
     """One stratum each; empty for arms without a trained policy."""
+    kind: ArmKind = ArmKind.BASELINE
+    schedule: Schedule = ()
     copies: "Arm | None" = None
-    """The arm whose final networks this one trains from scratch."""
+    """The arm whose final networks, or numbers of acts, this one takes over."""
     recorded: tuple[TopologyManifestRecorded, ...] = ()
     """The recorded networks of a run that this arm trains from scratch, env by env."""
 
@@ -58,6 +85,13 @@ class Arm:
         return bool(self._decisive_policies)
 
     @property
+    def policy_set(self) -> str | None:
+        """Return the checkpoints that its results depend on; arms of the same ones share them."""
+        followed = self if self.copies is None else self.copies
+        checkpoints = followed.name.partition(":")[2] or followed.name
+        return checkpoints if followed.policies else None
+
+    @property
     def _decisive_policies(self) -> tuple[LoadedRun, ...]:
         return self.policies if self.copies is None else self.copies.policies
 
@@ -68,9 +102,13 @@ class Arm:
         if self.recorded:
             content = hashlib.sha256(msgspec.json.encode(self.recorded)).hexdigest()
             return f"{STATIC} of {content}"
+        if self.kind is ArmKind.SCHEDULE:
+            content = hashlib.sha256(msgspec.json.encode(self.schedule)).hexdigest()
+            return f"{self.kind} of {content}"
         if not self.policies:
             return self.name
-        return materialize_policy_digest(self.policies[stratum])
+        digest = materialize_policy_digest(self.policies[stratum])
+        return digest if self.kind is ArmKind.POLICY else f"{self.kind} of {digest}"
 
 
 def materialize_policy_digest(policy: LoadedRun) -> str:
@@ -87,7 +125,7 @@ def materialize_policy_digest(policy: LoadedRun) -> str:
 
 
 def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
-    """Parse arms: a baseline, `ppo:CHECKPOINT[,CHECKPOINT…]` or `static-final[:RUN]`."""
+    """Parse the names of arms, such as `wait` or `ppo:CHECKPOINT[,CHECKPOINT…]`."""
     arms: list[Arm] = []
     for text in texts:
         arms.append(_parse_arm(text, arms))
@@ -102,21 +140,35 @@ def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
 def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
     if text in BASELINES:
         return Arm(name=text, command=text)
-    if text == STATIC:
-        model = next((arm for arm in before if arm.policies), None)
-        if model is None:
-            raise UsageError(
-                f"arm {STATIC!r} copies the networks of a policy; put ppo:CHECKPOINT before it, or "
-                f"name a run that has recorded networks: {STATIC}:RUN"
-            )
-        return Arm(name=text, command="wait", copies=model)
+    if text in (STATIC, MATCHED):
+        return _copying_arm(text, before)
     kind, _, paths = text.partition(":")
     if kind == STATIC and paths:
-        return Arm(name=text, command="wait", recorded=last_recorded(Path(paths)))
-    if kind != POLICY or not paths:
-        raise UnknownNameError(
-            "arm", text, (*BASELINES, f"{POLICY}:CHECKPOINT", STATIC, f"{STATIC}:RUN")
+        recorded = last_recorded(Path(paths))
+        return Arm(name=text, command="wait", kind=ArmKind.STATIC, recorded=recorded)
+    if kind == ArmKind.SCHEDULE and paths:
+        data = read_limited(Path(paths), MAX_SCHEDULE_BYTES, "schedule")
+        schedule = decode_schedule(data, paths)
+        return Arm(name=text, command="wait", kind=ArmKind.SCHEDULE, schedule=schedule)
+    if kind not in WITH_POLICY or not paths:
+        known = (f"{kind}:CHECKPOINT" for kind in ArmKind if kind in WITH_POLICY)
+        others = (f"{ArmKind.SCHEDULE}:FILE", STATIC, f"{STATIC}:RUN", MATCHED)
+        raise UnknownNameError("arm", text, (*BASELINES, *known, *others))
+    return Arm(name=text, command=POLICY, kind=ArmKind(kind), policies=_policies_at(paths))
+
+
+def _copying_arm(text: str, before: Sequence[Arm]) -> Arm:
+    model = next((arm for arm in before if arm.kind is ArmKind.POLICY), None)
+    if model is None:
+        hint = f", or name a run that has recorded networks: {STATIC}:RUN" if text == STATIC else ""
+        what = "the networks" if text == STATIC else "the numbers of acts"
+        raise UsageError(
+            f"arm {text!r} copies {what} of a policy; put ppo:CHECKPOINT before it{hint}"
         )
+    return Arm(name=text, command="wait", kind=ArmKind(text), copies=model)
+
+
+def _policies_at(paths: str) -> tuple[LoadedRun, ...]:
     policies = tuple(load_run(checkpoint_at(path)) for path in paths.split(","))
     for policy in policies:
         if policy.controller is None:
@@ -124,24 +176,27 @@ def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
                 f"{policy.path}: a checkpoint of {policy.command!r}, which has no policy; "
                 f"name the arm {policy.command!r} itself"
             )
-    return Arm(name=text, command=POLICY, policies=policies)
+    return policies
 
 
 def check_topologies(
-    job: Job, arm: Arm, topologies: Mapping[int, TopologyManifestRecorded], host_params: int
+    job: Job,
+    arm: Arm,
+    topologies: Mapping[int, TopologyManifestRecorded],
+    host_params: Mapping[int, int],
 ) -> None:
-    """Raise if the recorded networks of an arm do not fit this comparison."""
+    """Raise if the recorded networks of an arm do not fit this comparison's hosts, env by env."""
     training = job.training
     if arm.recorded and len(arm.recorded) < training.n_envs:
         raise UsageError(
             f"{arm.name}: has the networks of {len(arm.recorded)} envs and the comparison has "
             f"{training.n_envs}; choose fewer with --envs"
         )
-    for manifest in topologies.values():
-        if manifest.host_params != host_params:
+    for env_id, manifest in topologies.items():
+        if manifest.host_params != host_params[env_id]:
             raise UsageError(
                 f"{arm.name}: grew on a host with {manifest.host_params} parameters, and that of "
-                f"{training.task!r} has {host_params}; compare on the task of the run"
+                f"{training.task!r} has {host_params[env_id]}; compare on the task of the run"
             )
         missing = {seed.slot_id for seed in seeds_in(manifest)} - set(training.slots)
         if missing:
