@@ -14,6 +14,7 @@ __all__ = [
     "ArmRun",
     "ArmSummary",
     "ComparisonReport",
+    "ContextFigures",
     "Contrast",
     "EpisodeMeasure",
     "Estimate",
@@ -74,6 +75,21 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
+class ContextFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What an arm reached in one context: plain means over its episodes."""
+
+    context: str
+    num_episodes: int
+    final_pct: float
+    task_return: float
+    num_params_added: float
+    train_gflops: float
+    reached_pct: float
+    """Share of the episodes that reached the task's target accuracy."""
+    steps_to_target: float | None
+    """Mean number of steps until then, of those that did; None if none did."""
+
+
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary statistics of an arm; the value of a run is the mean over its envs."""
 
@@ -110,6 +126,16 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     curve_high_pct: tuple[float, ...]
     task_return: Estimate | None = None
     """Interquartile mean; None in reports of versions that did not measure it."""
+    reached_pct: float | None = None
+    """Share of the episodes that reached the task's target accuracy."""
+    steps_to_target: float | None = None
+    """Mean number of steps until then, of those that did."""
+    contexts: tuple[ContextFigures, ...] = ()
+    """By name; empty for a task without contexts."""
+    regret: Estimate | None = None
+    """Task return of the oracle minus its own; None without an oracle arm."""
+    gap_closed: Estimate | None = None
+    """Its gain over the best schedule, as a share of the oracle's; None without both arms."""
 
     @property
     def positive_fossils_pct(self) -> float | None:
@@ -144,6 +170,8 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
     num_envs: int
     """Per run."""
     is_greedy: bool
+    target_pct: float | None = None
+    """The accuracy that episodes are to reach; None in reports of older versions."""
     arms: tuple[ArmSummary, ...]
     contrasts: tuple[Contrast, ...]
     learning: LearningReport | None = None

@@ -142,7 +142,6 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         ),
     ),
     POLICY_FLAGS: (
-    "policy and PPO update": (
         _switch("--blind", "training.blind", "show the policy of each env the state of another"),
         _flag("--lr", "training.lr", "learning rate of the policy", float),
         _flag(

@@ -12,8 +12,10 @@ import msgspec
 from esper.karn.report.comparison_tables import (
     FRONT_MARK,
     Table,
+    contexts_table,
     costs_table,
     differences_table,
+    oracle_table,
     scores_table,
     training_table,
 )
@@ -59,7 +61,9 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         "from scratch), static-final:RUN (the networks recorded in the last round of a run), "
         "schedule:FILE (a fixed list of actions), yoked:CHECKPOINT (what the policy did under "
         "another seed), blind:CHECKPOINT (the policy, shown the observations of other envs), "
-        "random-matched (chance, as often with each op as the preceding ppo arm) "
+        "random-matched (chance, as often with each op as the preceding ppo arm), "
+        "schedule:search and rule:search (the best fixed schedule and the best threshold rule that "
+        "Optuna finds), oracle (the best schedule found for each context) "
         f"(default: {' '.join(DEFAULT_ARMS)})",
     )
     group.add_argument(
@@ -72,6 +76,13 @@ def add_compare_flags(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--greedy", action="store_true", help="policies take the most likely actions (default: no)"
+    )
+    group.add_argument(
+        "--search-episodes",
+        type=int,
+        metavar="N",
+        help="episodes of each search (default: as many as the first policy was trained on, or "
+        "480)",
     )
     group.add_argument(
         "--out",
@@ -148,6 +159,7 @@ def _compare(arguments: Namespace, seeds: Sequence[int]) -> ComparisonReport:
         seeds=seeds,
         directory=Path(arguments.out),
         greedy=arguments.greedy,
+        search_episodes=arguments.search_episodes,
         progress=None if job.run.quiet else progress,
     )
     return msgspec.structs.replace(report, learning=learning)
@@ -236,7 +248,9 @@ def _print_report(report: ComparisonReport) -> None:
             f"that look different may not be; {FEW_SEEDS} or more are better, 20 are good"
         )
     print(f"\n{FRONT_MARK} on the Pareto front of accuracy against parameters")
-    others = [costs_table(report), differences_table(report)]
+    found = (oracle_table(report), contexts_table(report))
+    optional = [table for table in found if table.rows]
+    others = [costs_table(report), *optional, differences_table(report)]
     for table in (*others, *([training_table(report.learning)] if report.learning else ())):
         print()
         _print_table(table)

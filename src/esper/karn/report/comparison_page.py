@@ -11,8 +11,10 @@ from esper.karn.report.comparison_tables import (
     FRONT_MARK,
     Table,
     alarms_text,
+    contexts_table,
     costs_table,
     differences_table,
+    oracle_table,
     scores_table,
 )
 from esper.karn.web.page import inline_policy, map_styles, plotly_script
@@ -85,6 +87,7 @@ def comparison_page(report: ComparisonReport) -> str:
         f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
         f"<p>{escape(_setting(report))}</p>"
         f"{_table(front, scores_table(report))}{_table(costs, costs_table(report))}"
+        f"{_optional_tables(report)}"
         f"{_table('Differences', differences_table(report))}"
         "<h2>Accuracy, step by step</h2><p>Means over all envs; bands show the interquartile "
         'range.</p><div class="plot" id="curves"></div>'
@@ -94,6 +97,16 @@ def comparison_page(report: ComparisonReport) -> str:
         f'<script type="application/json" id="plots">{encoded}</script>'
         f"<script>{plotly}</script><script>{_SCRIPT}</script></body></html>\n"
     )
+
+
+def _optional_tables(report: ComparisonReport) -> str:
+    """Return the tables that only some comparisons have."""
+    target = "" if report.target_pct is None else f"; the target is {report.target_pct:.0f} %"
+    captions = {
+        "Against the best schedule of each context: task return": oracle_table(report),
+        f"By context: means per episode{target}": contexts_table(report),
+    }
+    return "".join(_table(caption, table) for caption, table in captions.items() if table.rows)
 
 
 def _setting(report: ComparisonReport) -> str:

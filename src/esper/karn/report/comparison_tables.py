@@ -10,10 +10,12 @@ __all__ = [
     "FRONT_MARK",
     "Table",
     "alarms_text",
+    "contexts_table",
     "costs_table",
     "differences_table",
     "estimate_text",
     "figure_text",
+    "oracle_table",
     "scores_table",
     "training_table",
 ]
@@ -54,7 +56,7 @@ def costs_table(report: ComparisonReport) -> Table:
     """Return the growth and cost of each arm: means per env, wall-clock time per run."""
     head = (
         *("arm", "parameters", "GFLOP", "at equal FLOP, %", "wall, s"),
-        *("germinated", "kept", "pruned", "useful fossils"),
+        *("germinated", "kept", "pruned", "useful fossils", "reached, %", "steps to target"),
     )
     labels = report.labels()
     rows = [
@@ -68,6 +70,8 @@ def costs_table(report: ComparisonReport) -> Table:
             f"{arm.num_fossilized:.2f}",
             f"{arm.num_pruned:.2f}",
             _fossils(arm),
+            figure_text(arm.reached_pct),
+            figure_text(arm.steps_to_target),
         )
         for arm in report.arms
     ]
@@ -95,6 +99,42 @@ def differences_table(
         *("task return", "return with shaping", "P(better)"),
     )
     return Table(head, rows)
+
+
+def contexts_table(report: ComparisonReport) -> Table:
+    """Return the figures of each arm in each context; without rows for a task without contexts."""
+    labels = report.labels()
+    rows = [
+        (
+            labels[arm.arm],
+            figures.context,
+            str(figures.num_episodes),
+            f"{figures.final_pct:.1f}",
+            f"{figures.task_return:.2f}",
+            f"{figures.num_params_added:.0f}",
+            f"{figures.train_gflops:.2f}",
+            f"{figures.reached_pct:.0f}",
+            figure_text(figures.steps_to_target),
+        )
+        for arm in report.arms
+        for figures in arm.contexts
+    ]
+    head = (
+        *("arm", "context", "episodes", "final, %", "task return", "parameters", "GFLOP"),
+        *("reached, %", "steps to target"),
+    )
+    return Table(head, rows)
+
+
+def oracle_table(report: ComparisonReport) -> Table:
+    """Return how far each arm is from the oracle; without rows where there is no oracle."""
+    labels = report.labels()
+    rows = [
+        (labels[arm.arm], estimate_text(arm.regret, 2), estimate_text(arm.gap_closed, 2))
+        for arm in report.arms
+        if arm.regret is not None
+    ]
+    return Table(("arm", "regret against the oracle", "share of the gap closed"), rows)
 
 
 def training_table(learning: LearningReport) -> Table:

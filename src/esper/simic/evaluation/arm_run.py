@@ -37,6 +37,7 @@ from esper.simic.training.contexts import context_of
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.open_loop import MatchedController, ScheduleController
+from esper.tamiyo.controllers.threshold import ThresholdController
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 
@@ -133,7 +134,23 @@ def _prepare(
         # The comparison may have another number of envs or steps than the policy's training.
         training = job.training
         setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
-    return _scheduled(setup, [arm.schedule]) if arm.kind is ArmKind.SCHEDULE else setup
+    return _with_found(setup, arm)
+
+
+def _with_found(setup: RunSetup, arm: Arm) -> RunSetup:
+    """Return the setup with the schedule or rule that an arm has, if it has any."""
+    training = setup.job.training
+    if arm.rule is not None:
+        return replace(setup, controller=ThresholdController(setup.worker.rules, arm.rule))
+    if arm.kind is ArmKind.SCHEDULE:
+        return _scheduled(setup, [arm.schedule])
+    if arm.kind is ArmKind.ORACLE:
+        contexts = [
+            context_of(setup.task, training, ROUND_INDEX, env_id)
+            for env_id in range(training.n_envs)
+        ]
+        return _scheduled(setup, [arm.by_context[item.name] for item in contexts if item])
+    return setup
 
 
 def _scheduled(setup: RunSetup, schedules: Sequence[Schedule]) -> RunSetup:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ import torch
 from esper.leyline.config import Job
 from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
-from esper.leyline.schedules import Schedule, decode_schedule
+from esper.leyline.schedules import Schedule, ThresholdRule, decode_schedule
 from esper.nissa.storage.files import read_limited
 from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.evaluation.recorded import last_recorded
@@ -52,8 +52,18 @@ class ArmKind(StrEnum):
     """The policy, which is shown the observations of other envs."""
     MATCHED = "random-matched"
     """Chance, as often with each op as the policy that it copies."""
+    RULE = "rule"
+    """A threshold rule."""
+    ORACLE = "oracle"
+    """The schedule that was found best for each context, by an arm that is told the context."""
 
 
+SEARCHED: Final = {
+    "schedule:search": ArmKind.SCHEDULE,
+    "rule:search": ArmKind.RULE,
+    "oracle": ArmKind.ORACLE,
+}
+"""Arms that a search is made for."""
 WITH_POLICY: Final = frozenset({ArmKind.POLICY, ArmKind.YOKED, ArmKind.BLIND})
 """Kinds that are named with checkpoints."""
 
@@ -69,6 +79,11 @@ class Arm:
     """One stratum each; empty for arms without a trained policy."""
     kind: ArmKind = ArmKind.BASELINE
     schedule: Schedule = ()
+    rule: ThresholdRule | None = None
+    by_context: Mapping[str, Schedule] = field(default_factory=dict)
+    """Of the oracle."""
+    is_searched: bool = False
+    """What decides is still to be found; `resolve` returns the arm with it."""
     copies: "Arm | None" = None
     """The arm whose final networks, or numbers of acts, this one takes over."""
     recorded: tuple[TopologyManifestRecorded, ...] = ()
@@ -102,9 +117,9 @@ class Arm:
         if self.recorded:
             content = hashlib.sha256(msgspec.json.encode(self.recorded)).hexdigest()
             return f"{STATIC} of {content}"
-        if self.kind is ArmKind.SCHEDULE:
-            content = hashlib.sha256(msgspec.json.encode(self.schedule)).hexdigest()
-            return f"{self.kind} of {content}"
+        if self.kind in (ArmKind.SCHEDULE, ArmKind.RULE, ArmKind.ORACLE):
+            found = msgspec.json.encode([self.schedule, self.rule, dict(self.by_context)])
+            return f"{self.kind} of {hashlib.sha256(found).hexdigest()}"
         if not self.policies:
             return self.name
         digest = materialize_policy_digest(self.policies[stratum])
@@ -146,13 +161,15 @@ def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
     if kind == STATIC and paths:
         recorded = last_recorded(Path(paths))
         return Arm(name=text, command="wait", kind=ArmKind.STATIC, recorded=recorded)
+    if text in SEARCHED:
+        return Arm(name=text, command="wait", kind=SEARCHED[text], is_searched=True)
     if kind == ArmKind.SCHEDULE and paths:
         data = read_limited(Path(paths), MAX_SCHEDULE_BYTES, "schedule")
         schedule = decode_schedule(data, paths)
         return Arm(name=text, command="wait", kind=ArmKind.SCHEDULE, schedule=schedule)
     if kind not in WITH_POLICY or not paths:
         known = (f"{kind}:CHECKPOINT" for kind in ArmKind if kind in WITH_POLICY)
-        others = (f"{ArmKind.SCHEDULE}:FILE", STATIC, f"{STATIC}:RUN", MATCHED)
+        others = (f"{ArmKind.SCHEDULE}:FILE", *SEARCHED, STATIC, f"{STATIC}:RUN", MATCHED)
         raise UnknownNameError("arm", text, (*BASELINES, *known, *others))
     return Arm(name=text, command=POLICY, kind=ArmKind(kind), policies=_policies_at(paths))
 

@@ -19,6 +19,7 @@ from esper.runtime.tasks import is_installed_task, registered_task
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.code_version import code_version
+from esper.simic.evaluation.search import Searcher
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker, warm_up_math
 from esper.simic.training.assembly.worker_setup import load_data
@@ -30,6 +31,8 @@ from esper.tolaria.supervisor import stop_signals
 __all__ = ["RunStore", "compare"]
 
 MAX_RUN_BYTES: Final = 64 << 20
+DEFAULT_SEARCH_EPISODES: Final = 480
+"""Of each search, where no policy is compared."""
 Progress = Callable[[ArmRun, bool], None]
 """Called for every run, on the caller's thread, with whether it was reused from the directory."""
 
@@ -112,6 +115,7 @@ def compare(
     seeds: Sequence[int],
     directory: Path,
     greedy: bool = False,
+    search_episodes: int | None = None,
     progress: Progress | None = None,
     shutdown_event: CallerEvent | None = None,
 ) -> ComparisonReport:
@@ -127,6 +131,7 @@ def compare(
         seeds: one round of envs each, the same for all arms.
         directory: where runs are saved.
         greedy: policies take the most likely actions instead of sampling.
+        search_episodes: episodes of each search; None takes as many as the first policy's training.
         progress: called for every run.
         shutdown_event: set it to stop at the next cancellation point.
     """
@@ -144,13 +149,16 @@ def compare(
                 directory,
                 num_others,
             )
-        bench = _Workbench(
+        dataset = load_data(job, stop)
+        searcher = Searcher(
             job=job,
-            store=store,
+            directory=directory,
+            num_episodes=search_episodes or _num_training_episodes(arms),
             stop=stop,
-            dataset=load_data(job, stop),
-            progress=progress,
+            dataset=dataset,
         )
+        arms = _resolved(arms, searcher, directory)
+        bench = _Workbench(job=job, store=store, stop=stop, dataset=dataset, progress=progress)
         first, *others = ([*_chains(arms, seed)] for seed in seeds)
         try:
             bench.run_alone(first)
@@ -167,6 +175,25 @@ def compare(
                 f"are saved in {directory}; run the same command again to continue"
             ) from None
     return summarize(job, arms, bench.runs, greedy=greedy)
+
+
+def _num_training_episodes(arms: Sequence[Arm]) -> int:
+    """Return how many episodes the first policy has learned from."""
+    policy = next((policy for arm in arms for policy in arm.policies), None)
+    if policy is None:
+        return DEFAULT_SEARCH_EPISODES
+    return policy.state.rounds_completed * policy.job.training.n_envs
+
+
+def _resolved(arms: Sequence[Arm], searcher: Searcher, directory: Path) -> list[Arm]:
+    """Return the arms with what their searches have found."""
+    try:
+        return [searcher.resolve(arm) for arm in arms]
+    except InterruptedRunError:
+        raise InterruptedRunError(
+            f"search interrupted ({searcher.stop.reason}): its trials are saved in {directory}; "
+            "run the same command again to continue"
+        ) from None
 
 
 def _chains(arms: Sequence[Arm], seed: int) -> Iterator[_Chain]:

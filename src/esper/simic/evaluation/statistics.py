@@ -25,6 +25,7 @@ __all__ = [
     "mean_difference",
     "pareto_front",
     "probability_of_improvement",
+    "share_closed",
     "t_quantile",
 ]
 
@@ -62,6 +63,13 @@ def mean_difference(arms: Sequence[Scores]) -> Scores:
     """Return the mean of the first arm minus that of the second."""
     first, second = arms
     figures: Scores = first.mean(axis=1) - second.mean(axis=1)
+    return figures
+
+
+def share_closed(arms: Sequence[Scores]) -> Scores:
+    """Return the gain of the first arm over the second, as a share of the third's."""
+    first, second, third = (arm.mean(axis=1) for arm in arms)
+    figures: Scores = (first - second) / (third - second)
     return figures
 
 

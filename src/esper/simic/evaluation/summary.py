@@ -17,7 +17,9 @@ from esper.leyline.comparison import (
 )
 from esper.leyline.config import Job
 from esper.leyline.errors import RunFailedError
+from esper.runtime.tasks import registered_task
 from esper.simic.evaluation.arms import Arm, ArmKind
+from esper.simic.evaluation.context_figures import figures_by_context, target_figures
 from esper.simic.evaluation.statistics import (
     ArmScores,
     Scores,
@@ -26,6 +28,7 @@ from esper.simic.evaluation.statistics import (
     mean_difference,
     pareto_front,
     probability_of_improvement,
+    share_closed,
 )
 
 __all__ = ["summarize"]
@@ -51,7 +54,9 @@ def summarize(
         for arm in arms
         if (n := arm.num_strata)
     }
-    summaries = [_summary(arm, strata, job.training.seed) for arm in arms]
+    seed = job.training.seed
+    target_pct = registered_task(job.training.task).spec.success_accuracy_pct
+    summaries = [_summary(arm, strata, seed, target_pct) for arm in arms]
     front = pareto_front(
         [summary.final_pct.value for summary in summaries],
         [summary.num_params_added for summary in summaries],
@@ -63,13 +68,15 @@ def summarize(
         num_steps=job.training.max_epochs,
         num_envs=job.training.n_envs,
         is_greedy=greedy,
+        target_pct=target_pct,
         arms=tuple(
-            msgspec.structs.replace(summary, is_on_front=is_on_front)
-            for summary, is_on_front in zip(summaries, front, strict=True)
+            msgspec.structs.replace(
+                summary, is_on_front=is_on_front, **_against_oracle(arm, arms, strata, seed)
+            )
+            for arm, summary, is_on_front in zip(arms, summaries, front, strict=True)
         ),
         contrasts=tuple(
-            _contrast(first, second, strata, job.training.seed)
-            for first, second in combinations(arms, 2)
+            _contrast(first, second, strata, seed) for first, second in combinations(arms, 2)
         ),
     )
 
@@ -78,7 +85,7 @@ _Strata = Mapping[str, Sequence[Sequence[ArmRun]]]
 """Runs by arm, stratum and seed."""
 
 
-def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
+def _summary(arm: Arm, strata: _Strata, seed: int, target_pct: float) -> ArmSummary:
     mine = strata[arm.name]
     runs = [run for stratum in mine for run in stratum]
     envs = [env for run in runs for env in run.envs]
@@ -108,10 +115,31 @@ def _summary(arm: Arm, strata: _Strata, seed: int) -> ArmSummary:
         if arm.copies and arm.kind is ArmKind.STATIC
         else None,
         is_on_front=False,
+        **target_figures(envs, target_pct),
+        contexts=figures_by_context(envs, target_pct),
         curve_pct=tuple(np.mean([env.curve_pct for env in envs], axis=0).tolist()),
         curve_low_pct=tuple(low),
         curve_high_pct=tuple(high),
     )
+
+
+def _against_oracle(
+    arm: Arm, arms: Sequence[Arm], strata: _Strata, seed: int
+) -> dict[str, Estimate]:
+    """Return an arm's regret, and the share of the gap that it closes, where they are defined."""
+    oracle = next((other for other in arms if other.kind is ArmKind.ORACLE), None)
+    if oracle is None or arm is oracle:
+        return {}
+    mine, best = (_scores(item, strata, "task_return") for item in (arm, oracle))
+    found = {"regret": bootstrap([best, mine], mean_difference, seed=seed)}
+    schedules = [other for other in arms if other.kind is ArmKind.SCHEDULE and other is not arm]
+    if schedules:
+        scores = [_scores(other, strata, "task_return") for other in schedules]
+        schedule = max(scores, key=lambda item: float(item.scores.mean()))
+        # Where no schedule is worse than the oracle, there is no gap.
+        if best.scores.mean() > schedule.scores.mean():
+            found["gap_closed"] = bootstrap([mine, schedule, best], share_closed, seed=seed)
+    return found
 
 
 def _contrast(first: Arm, second: Arm, strata: _Strata, seed: int) -> Contrast:

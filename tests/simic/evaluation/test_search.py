@@ -1,0 +1,124 @@
+"""Searches find what is known to be best on probes, and go on where they were interrupted."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from tools.probes.learning import job_of
+
+from esper.leyline.config import Job
+from esper.leyline.errors import InterruptedRunError, UsageError
+from esper.leyline.schedules import ThresholdRule
+from esper.simic.evaluation.arm_run import run_arm
+from esper.simic.evaluation.arms import Arm, parse_arms
+from esper.simic.evaluation.search import Searcher
+from esper.simic.training.assembly.machine import one_thread_per_worker
+from esper.simic.training.assembly.worker_setup import load_data
+from esper.tolaria.stopping import StopFlag
+
+NUM_ENVS = 32
+pytest.importorskip("optuna")
+
+
+def searcher_of(job: Job, directory: Path, num_trials: int) -> Searcher:
+    stop = StopFlag()
+    return Searcher(
+        job=job,
+        directory=directory,
+        num_episodes=num_trials * job.training.n_envs,
+        stop=stop,
+        dataset=load_data(job, stop),
+    )
+
+
+def earned(job: Job, arm: Arm, seed: int = 1000) -> float:
+    """Return the mean task return on envs that no search has seen."""
+    run = run_arm(job, arm, stratum=0, seed=seed, stop=StopFlag())
+    return sum(env.task_return for env in run.envs) / len(run.envs)
+
+
+def arm_named(text: str) -> Arm:
+    return parse_arms([text, "wait"])[0]
+
+
+def test_rule_that_looks_beats_every_schedule_on_the_lottery(tmp_path: Path) -> None:
+    job = job_of("lottery", telemetry_dir=tmp_path, n_envs=NUM_ENVS)
+    searcher = searcher_of(job, tmp_path, num_trials=120)
+
+    with one_thread_per_worker():
+        schedule, rule = (
+            earned(job, searcher.resolve(arm_named(text)))
+            for text in ("schedule:search", "rule:search")
+        )
+
+    # The best schedule earns 0.4; two tries earn 0.6. Each env ends with 0.7 or 0.1 or 0.3, so that
+    # a mean over 32 has a standard deviation of 0.05.
+    assert schedule <= 0.4 + 3 * 0.05
+    assert rule >= 0.6 - 3 * 0.05
+    assert rule > schedule
+
+
+def test_oracle_knows_the_context_that_a_schedule_does_not(tmp_path: Path) -> None:
+    job = job_of("context", telemetry_dir=tmp_path, n_envs=NUM_ENVS)
+    searcher = searcher_of(job, tmp_path, num_trials=60)
+
+    with one_thread_per_worker():
+        oracle = searcher.resolve(arm_named("oracle"))
+        schedule = searcher.resolve(arm_named("schedule:search"))
+        returns = earned(job, oracle), earned(job, schedule)
+
+    assert set(oracle.by_context) == {"kind-0", "kind-1"}
+    assert returns[0] == pytest.approx(2.1)
+    # Planting pays 2.1 or 0.3, and not planting 1.2.
+    assert returns[1] <= 1.2 + 3 * 0.9 / NUM_ENVS**0.5
+
+
+def test_interrupted_search_goes_on_with_its_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of("context", telemetry_dir=tmp_path, n_envs=2)
+    whole = searcher_of(job, tmp_path / "whole", num_trials=12).best_schedule()
+    broken = searcher_of(job, tmp_path / "broken", num_trials=12)
+    calls: list[int] = []
+    run = Searcher._task_return
+
+    def counted(self: Searcher, *arguments: object) -> float:
+        calls.append(1)
+        if len(calls) == 6:
+            raise InterruptedRunError("enough")
+        return run(self, *arguments)
+
+    monkeypatch.setattr(Searcher, "_task_return", counted)
+
+    with pytest.raises(InterruptedRunError):
+        broken.best_schedule()
+    assert broken.best_schedule() == whole
+
+    # The sixth was tried twice, the others once; equal parameters are not tried again.
+    assert len(calls) <= 12 + 1
+
+
+def test_search_without_optuna_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+
+    with pytest.raises(UsageError, match=r"pip install 'esper-grow\[search\]'"):
+        searcher_of(job_of("context", telemetry_dir=tmp_path), tmp_path, 12).best_rule()
+
+
+def test_oracle_of_a_task_without_contexts_is_refused(tmp_path: Path) -> None:
+    job = job_of("lottery", telemetry_dir=tmp_path)
+
+    with pytest.raises(UsageError, match="has no contexts; use schedule:search"):
+        searcher_of(job, tmp_path, 12).resolve(arm_named("oracle"))
+
+
+def test_found_rule_is_made_of_what_the_task_offers(tmp_path: Path) -> None:
+    job = job_of("rent", telemetry_dir=tmp_path, n_envs=2)
+
+    rule = searcher_of(job, tmp_path, num_trials=10).best_rule()
+
+    assert isinstance(rule, ThresholdRule)
+    assert set(rule.slots) <= set(job.training.slots)
+    assert len(list(tmp_path.glob("search-rule-*.json"))) == 1
