@@ -41,6 +41,7 @@ OTHER_VALUES: dict[str, Any] = {
     "max_epochs": 4,
     "slots": ["r0c1", "r0c2"],
     "max_seeds": 1,
+    "contexts": {},
     "seed": 7,
     "group_id": "cohort",
     "data": "synthetic",
@@ -62,6 +63,7 @@ OTHER_VALUES: dict[str, Any] = {
     "governor": GovernorConfig(sensitivity=5.0),
     "lstm_hidden_dim": 24,
     "feature_dim": 20,
+    "blind": True,
     "orthogonal_init": False,
     "lr": 0.0013,
     "lr_end": 0.0002,
@@ -111,8 +113,8 @@ OTHER_VALUES: dict[str, Any] = {
     "profiler": ProfilerConfig(phases=False),
 }
 """No value that the task, the preset or the configuration would choose."""
-SAME_ON_PURPOSE = {"task", "reward_family"}
-"""The loss family forbids every mode but one; the task is that of the preset."""
+SAME_ON_PURPOSE = {"task", "reward_family", "contexts"}
+"""The loss family forbids every mode but one; the task is that of the preset, without contexts."""
 
 
 def expected(value: Any, key: str) -> object:

@@ -39,6 +39,7 @@ CASES = {
     "--gpu-preload-augment": Case("", "training.gpu_preload_augment", True),
     "--device": Case("cpu", "training.device", "cpu"),
     "--devices": Case("cpu cpu", "training.devices", ["cpu", "cpu"]),
+    "--blind": Case("", "training.blind", True),
     "--amp": Case("", "training.amp", True),
     "--amp-dtype": Case("bfloat16", "training.amp_dtype", "bfloat16"),
     "--tf32": Case("", "training.tf32", True),
