@@ -143,6 +143,13 @@ class SeedSlot(SlotOperations, nn.Module):
         self._set_state(outcome.state)
         return payloads
 
+    @torch.no_grad()
+    def scramble(self, generator: torch.Generator) -> None:
+        """Put the entries of each of the seed's parameters into a random order."""
+        for parameter in self.seed_parameters():
+            order = torch.randperm(parameter.numel(), generator=generator)
+            parameter.copy_(parameter.flatten()[order.to(parameter.device)].view_as(parameter))
+
     def seed_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of the seed and its gate network."""
         for module in (self.seed, self.gate):

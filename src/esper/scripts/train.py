@@ -24,6 +24,7 @@ from esper.scripts.terminal import dispensable_output, print_json
 from esper.scripts.train_check import add_check_flags, run_check
 from esper.scripts.train_compare import add_compare_flags, run_compare
 from esper.scripts.train_eval import add_eval_flags, run_eval
+from esper.scripts.train_inspect import add_inspect_flags, run_inspect
 from esper.scripts.train_sweep import add_sweep_flags, run_sweep_command
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ def build_parser() -> ArgumentParser:
     )
     add_sweep_flags(sweep)
     sweep.set_defaults(command=run_sweep_command)
+    inspect = commands.add_parser(
+        "inspect", help="show what a policy's choices depend on, and whether it notices sabotage"
+    )
+    add_inspect_flags(inspect)
+    inspect.set_defaults(command=run_inspect)
     check = commands.add_parser(
         "check", help="check a machine: equal bits on every engine, fences, memory, speed"
     )

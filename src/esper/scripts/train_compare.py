@@ -30,7 +30,7 @@ from esper.scripts.cli import explain_interruption
 from esper.scripts.job_flags import POLICY_FLAGS, WITHOUT_RUN, add_job_flags, layers_from
 from esper.scripts.terminal import print_json
 
-__all__ = ["add_compare_flags", "run_compare", "seeds_from"]
+__all__ = ["add_compare_flags", "print_table", "run_compare", "seeds_from", "write_report"]
 
 DEFAULT_ARMS: Final = ("wait", "random", "heuristic", "periodic")
 DEFAULT_SEEDS: Final = ("1000-1004",)
@@ -127,13 +127,13 @@ def run_compare(arguments: Namespace) -> int:
         report = _compare(arguments, seeds)
         written = [f"runs in {arguments.out}"]
         if arguments.html is not None:
-            _write(Path(arguments.html), _page(report))
+            write_report(Path(arguments.html), _page(report))
             written.append(arguments.html)
         if arguments.json == STDOUT:
             print_json(report)
             return ExitCode.OK
         if arguments.json is not None:
-            _write(Path(arguments.json), readable_json(report))
+            write_report(Path(arguments.json), readable_json(report))
             written.append(arguments.json)
         _print_report(report)
         print(printable(f"\nwrote {', '.join(written)}"))
@@ -225,7 +225,8 @@ class _Progress:
         print(printable(text), file=sys.stderr, flush=True)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_report(path: Path, data: bytes) -> None:
+    """Write a report, or raise a sentence about why it cannot be written."""
     try:
         write_atomically(FileSystem(), path, data)
     except OSError as error:
@@ -241,7 +242,7 @@ def _print_report(report: ComparisonReport) -> None:
     for name, label in labels.items():
         if label != name:
             print(printable(f"{label}: {name.partition(':')[2]}"))
-    _print_table(scores_table(report))
+    print_table(scores_table(report))
     if len(report.seeds) < FEW_SEEDS:
         print(
             f"\nonly {len(report.seeds)} random seeds: intervals over so few say little, and arms "
@@ -253,10 +254,11 @@ def _print_report(report: ComparisonReport) -> None:
     others = [costs_table(report), *optional, differences_table(report)]
     for table in (*others, *([training_table(report.learning)] if report.learning else ())):
         print()
-        _print_table(table)
+        print_table(table)
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Print a table with aligned columns."""
     rows = [table.head, *table.rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -21,7 +21,7 @@ from esper.karn.web.page import inline_policy, map_styles, plotly_script
 from esper.leyline.comparison import ComparisonReport
 from esper.leyline.learning import LearningReport
 
-__all__ = ["comparison_page"]
+__all__ = ["comparison_page", "html_table", "report_page"]
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --bg: #fff; --text: #17212b; --muted: #4b5b6a; --line: #d2dae2 }
@@ -74,27 +74,40 @@ def comparison_page(report: ComparisonReport) -> str:
     """Return a page that shows a comparison, with plotly's script embedded."""
     learning = report.learning
     plots = [*comparison_plots(report), *(learning_plots(learning) if learning else ())]
-    # Escaped, so that a user-chosen name cannot close the script element that contains it.
-    encoded = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
-    plotly = plotly_script()
-    title = f"Comparison on {escape(report.task)}"
+    title = f"Comparison on {report.task}"
     front = f"Arms ({FRONT_MARK} on the Pareto front of accuracy against parameters)"
     costs = "Growth and cost: means per env, wall-clock time per run"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"{inline_policy(scripts=(plotly, _SCRIPT), styles=(_STYLE,))}{map_styles()}"
-        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+    body = (
         f"<p>{escape(_setting(report))}</p>"
-        f"{_table(front, scores_table(report))}{_table(costs, costs_table(report))}"
+        f"{html_table(front, scores_table(report))}{html_table(costs, costs_table(report))}"
         f"{_optional_tables(report)}"
-        f"{_table('Differences', differences_table(report))}"
+        f"{html_table('Differences', differences_table(report))}"
         "<h2>Accuracy, step by step</h2><p>Means over all envs; bands show the interquartile "
         'range.</p><div class="plot" id="curves"></div>'
         "<h2>Accuracy against parameters</h2><p>Stars are on the Pareto front; bars are 95 % "
         'intervals.</p><div class="plot" id="front"></div>'
         f"{_learning_section(learning, plots) if learning else ''}"
-        f'<script type="application/json" id="plots">{encoded}</script>'
+    )
+    return report_page(title, body, plots)
+
+
+def report_page(title: str, body: str, plots: Sequence[Plot]) -> str:
+    """Return a page with the style of reports, with plotly's script embedded.
+
+    Args:
+        title: text of the title.
+        body: HTML, with an element for each plot.
+        plots: what is drawn into these elements.
+    """
+    # Escaped, so that a user-chosen name cannot close the script element that contains it.
+    encoded = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
+    plotly, name = plotly_script(), escape(title)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{inline_policy(scripts=(plotly, _SCRIPT), styles=(_STYLE,))}{map_styles()}"
+        f"<title>{name}</title><style>{_STYLE}</style></head><body><h1>{name}</h1>"
+        f'{body}<script type="application/json" id="plots">{encoded}</script>'
         f"<script>{plotly}</script><script>{_SCRIPT}</script></body></html>\n"
     )
 
@@ -106,7 +119,7 @@ def _optional_tables(report: ComparisonReport) -> str:
         "Against the best schedule of each context: task return": oracle_table(report),
         f"By context: means per episode{target}": contexts_table(report),
     }
-    return "".join(_table(caption, table) for caption, table in captions.items() if table.rows)
+    return "".join(html_table(caption, table) for caption, table in captions.items() if table.rows)
 
 
 def _setting(report: ComparisonReport) -> str:
@@ -140,7 +153,7 @@ def _learning_section(learning: LearningReport, plots: Sequence[Plot]) -> str:
         f"<h2>How the policies learned</h2><p>{len(rows)} training runs, round by round: each run, "
         "their mean, and the range between them. The verdict is that of each run's log as of its "
         "last event; alarms are counted over the whole run.</p>"
-        f"{_table('Training runs', Table(head, rows), kind='words')}"
+        f"{html_table('Training runs', Table(head, rows), kind='words')}"
         f"{_grid('growth', plots)}"
         "<h2>Updates of the policies</h2>"
         f"{_grid('update', plots)}"
@@ -159,7 +172,8 @@ def _grid(name: str, plots: Sequence[Plot]) -> str:
     return f'<div class="grid" id="{name}">{cells}</div>'
 
 
-def _table(caption: str, table: Table, kind: str = "figures") -> str:
+def html_table(caption: str, table: Table, kind: str = "figures") -> str:
+    """Return a table as HTML."""
     cells = "".join(f"<th>{escape(text)}</th>" for text in table.head)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in table.rows

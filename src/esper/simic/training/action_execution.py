@@ -34,6 +34,7 @@ from esper.leyline.reports import SeedReport
 from esper.simic.control.handlers import HANDLERS
 from esper.simic.seed_management import resolve_target_slot
 from esper.simic.training.env_episode import EnvEpisode
+from esper.simic.training.sabotage import is_victim, target_of
 from esper.tamiyo.masks import ActionMasker
 from esper.tolaria.containment import Place, contained
 from esper.tolaria.governor import preflight
@@ -97,6 +98,18 @@ class ActionWork:
 
     action_rules: ActionRules
     masker: ActionMasker
+    sabotage_step: int | None = None
+    """First step in which a blended seed of every second env is scrambled; None for no sabotage."""
+
+    def sabotage(self, env: EnvEpisode, step: int) -> None:
+        """Scramble the first seed of an env that could be pruned, once, if its time has come."""
+        first = self.sabotage_step
+        if first is None or step < first or env.is_sabotaged or not is_victim(env.env_idx):
+            return
+        slot_id = target_of(env.reports, self.action_rules)
+        if slot_id is not None:
+            env.scramble(slot_id)
+            env.is_sabotaged = True
 
     def apply(
         self,

@@ -36,6 +36,7 @@ class EnvEpisode(ABC):
     num_germinated: int = 0
     sterile_seeds: tuple[bool, ...] = ()
     """Whether each seed is sterile, in the order of germination; empty if none is."""
+    is_sabotaged: bool = False
     host_gradient_norm: float | None = None
     alarms: tuple[GradientAnomaly, ...] = ()
     """Anomalies found in this step's train pass."""
@@ -77,6 +78,10 @@ class EnvEpisode(ABC):
     @abstractmethod
     def roll_back(self, panic: Panic) -> tuple[str, ...]:
         """Restore the last good state and return the slots whose seeds were pruned."""
+
+    @abstractmethod
+    def scramble(self, slot_id: str) -> None:
+        """Make a seed useless."""
 
     @abstractmethod
     def tick(self) -> None:

@@ -72,6 +72,7 @@ class TrainingWork(ActionWork):
 
     def validate(self, env: ParallelEnvState, step: int, beat: Callable[[], None]) -> EnvEvidence:
         """Validate the network and its ablations, and update the env's tracker and governor."""
+        self.sabotage(env, step)
         plan = self._plan(env, step)
         env.model.eval()
         env.start_validation(num_configs=len(plan.ablations))

@@ -151,6 +151,11 @@ class ParallelEnvState(EnvEpisode):
         self.seed_optimizers.forget_moments()
         return pruned_slots
 
+    def scramble(self, slot_id: str) -> None:
+        """Put the weights of a seed into another order."""
+        with self.acting():
+            self.model.slot(slot_id).scramble(self.seed_generator)
+
     def tick(self) -> None:
         """Advance every slot by one step, and the optimizers with them."""
         self.model.tick()

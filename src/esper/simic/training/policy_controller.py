@@ -25,7 +25,7 @@ from esper.tamiyo.features import ObservationBatch
 from esper.tamiyo.mask_types import ActionMasks
 from esper.tamiyo.network import Decision, LstmState
 
-__all__ = ["PolicyController", "StepFacts"]
+__all__ = ["PolicyController", "StepFacts", "masks_on"]
 
 # Attributes of enum members are slow, and every decision names all of them.
 _OP_NAMES: Final = tuple(op.name for op in Op)
@@ -122,7 +122,7 @@ class PolicyController:
         # The row of a quarantined env is a placeholder; it must not enter any statistics.
         self._raw_obs.append(situation.observations.observations[is_live])
         obs, blueprints = self._seen(situation.observations)
-        masks = _on_device(situation.masks, self.agent.device)
+        masks = masks_on(situation.masks, self.agent.device)
         generator = None if self.is_greedy else self._actions
         decision = self.agent.decide(obs, blueprints, masks, self.lstm_state, generator=generator)
         self.lstm_state = decision.state
@@ -309,7 +309,8 @@ def _materialize_hash(observation: Tensor) -> str:
     return hashlib.sha256(observation.numpy().tobytes()).hexdigest()[:16]
 
 
-def _on_device(masks: ActionMasks, device: torch.device) -> ActionMasks:
+def masks_on(masks: ActionMasks, device: torch.device) -> ActionMasks:
+    """Return masks on a device."""
     return ActionMasks(
         **{item.name: getattr(masks, item.name).to(device) for item in fields(masks)}
     )

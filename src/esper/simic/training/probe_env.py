@@ -83,6 +83,11 @@ class ProbeEnv(EnvEpisode):
         self.signs = after_rollback(self.signs)
         return self.model.roll_back(panic)
 
+    def scramble(self, slot_id: str) -> None:
+        """Let a seed cost what it was worth."""
+        slot = self.model.slot(slot_id)
+        slot.worth_pp = -abs(slot.worth_pp)
+
     def tick(self) -> None:
         """Advance every slot by one step."""
         self.model.tick()
@@ -145,6 +150,7 @@ class ProbeWork(ActionWork):
 
     def validate(self, env: ProbeEnv, step: int, beat: Callable[[], None]) -> EnvEvidence:
         """Evaluate the model under every ablation, and update the env's tracker and governor."""
+        self.sabotage(env, step)
         config = self.config
         plan = build_ablation_plan(
             env.reports,

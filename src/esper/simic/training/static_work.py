@@ -93,6 +93,7 @@ class StaticWork(TrainingWork):
             masker=work.masker,
             validation=work.validation,
             testing=work.testing,
+            sabotage_step=work.sabotage_step,
             topologies=topologies,
         )
 

@@ -68,6 +68,7 @@ def build_probe_work(setup: WorkerSetup, spec: ProbeHostSpec) -> ProbeWork:
     return ProbeWork(
         config=setup.job.training,
         spec=spec,
+        sabotage_step=setup.sabotage_step,
         task=setup.task,
         action_rules=setup.rules,
         masker=ActionMasker(setup.rules),
@@ -92,6 +93,7 @@ def build_work(
         masker=ActionMasker(setup.rules),
         validation=partial(held_out_pass, setup.val_batches),
         testing=partial(_test_pass, setup),
+        sabotage_step=setup.sabotage_step,
     )
     return StaticWork.of(work, topologies) if topologies else work
 

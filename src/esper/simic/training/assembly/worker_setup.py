@@ -59,6 +59,8 @@ class WorkerSetup:
     rules: ActionRules
     stop: StopFlag
     parts: RunParts
+    sabotage_step: int | None = None
+    """First step in which a blended seed of every second env is scrambled; None for no sabotage."""
 
     @property
     def probe(self) -> ProbeHostSpec | None:
