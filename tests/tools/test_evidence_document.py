@@ -18,7 +18,7 @@ MAX_REPORT_BYTES = 300_000
 MAX_PICTURE_BYTES = 150_000
 BLANK = "".join(
     f"prose\n<!-- figures: {name} begin -->\nold\n<!-- figures: {name} end -->\n"
-    for name in ("claims", "digits", "training", "fashion")
+    for name in ("closed-loop", "claims", "digits", "training", "fashion")
 )
 
 
@@ -60,7 +60,7 @@ def test_figures_stand_between_the_marks_and_nothing_else_changes(
 ) -> None:
     text = document_of(BLANK, {KNOWN: kept(report)})
 
-    assert text.count("prose\n") == 4
+    assert text.count("prose\n") == 5
     assert "old" not in text
     assert "| ppo - wait | 0.3 (-0.7 to 1.3) |" in text
     assert "| wait | 7 | 1.00 | - | 2.0 | 1.00 | 1.00 | 0.00 | 2 of 3 (66.7 %) |" in text

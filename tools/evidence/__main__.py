@@ -19,6 +19,7 @@ from esper.scripts.train import main as esper_train
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.resuming import load_run, run_directory_of
 from esper.tolaria.stopping import StopFlag
+from tools.evidence.closed_loop import COMPARISONS, compare_all, courses_in, inspect_all
 from tools.evidence.document import write_document
 from tools.evidence.pictures import take_pictures
 from tools.evidence.reports import FASHION, KNOWN, keep_reports, report_path
@@ -40,6 +41,11 @@ class Plan:
     flags: tuple[str, ...] = ()
     """Of training and comparing alike."""
     folder: str
+    num_closed_loop: int = 5
+    """Policies of the second experiment."""
+    closed_loop_seeds: str = "1000-1009"
+    closed_loop_flags: tuple[str, ...] = ("--envs", "4")
+    """Of comparing: a blind policy needs other envs to be shown."""
 
 
 FULL: Final = Plan(num_policies=3, seeds="1000-1019", folder="evidence")
@@ -52,6 +58,9 @@ QUICK: Final = Plan(
     ),
     # Its policies have learned nothing: they must not be taken for the others.
     folder="evidence/quick",
+    num_closed_loop=1,
+    closed_loop_seeds="1000-1001",
+    closed_loop_flags=("--envs", "2", "--episode-length", "5", "--search-episodes", "16"),
 )
 FLAGS: Final = ("--envs", "1")
 """Of comparing: seeds are independent, envs of one seed are not, so more seeds count for more."""
@@ -70,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(plan.folder) if arguments.out is None else arguments.out
     if not arguments.document:
         code = _experiment(plan, out, arguments.policies or plan.num_policies, arguments.native)
+        code = code or _closed_loop(plan, out)
         if code or arguments.quick:
             return code
     for path in keep_reports(out):
@@ -116,18 +126,35 @@ def _experiment(plan: Plan, out: Path, num_policies: int, num_native: int) -> in
     return _compare(FASHION, arms, UNKNOWN_SEEDS, natives, plan, out, *REAL_DATA)
 
 
+def _closed_loop(plan: Plan, out: Path) -> int:
+    """Train and compare the policies that have to look."""
+    num_policies = plan.num_closed_loop
+    is_known = [item.data != "real" or _has_data(item.task, "task") for item in COMPARISONS]
+    comparisons = [item for item, known in zip(COMPARISONS, is_known, strict=True) if known]
+    if plan is QUICK:
+        comparisons = comparisons[:1]
+    return (
+        train_all(courses_in(out, num_policies, plan.flags), out)
+        or compare_all(
+            comparisons, out, num_policies, plan.closed_loop_seeds, plan.closed_loop_flags
+        )
+        or inspect_all(out, num_policies, plan.closed_loop_seeds)
+    )
+
+
 def _courses(preset: str, policies: Sequence[Path], flags: tuple[str, ...]) -> list[Course]:
     """Return what makes policies under the seeds 1, 2, 3 and so on."""
     return [Course(preset, seed, policy, flags) for seed, policy in enumerate(policies, start=1)]
 
 
-def _has_data(preset: str) -> bool:
-    layer = {"training": {"preset": preset, "data": "real"}}
+def _has_data(name: str, key: str = "preset") -> bool:
+    """Return whether the real data of a preset or task are there."""
+    layer = {"training": {key: name, "data": "real"}}
     job, _ = merge_job(("evidence", layer), tasks=all_tasks())
     try:
         load_data(job, StopFlag())
     except UsageError as error:
-        print(f"{preset} is left out: {error}")
+        print(f"{name} is left out: {error}")
         return False
     return True
 

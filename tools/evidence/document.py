@@ -9,16 +9,19 @@ from esper.karn.report.comparison_plots import titled_curves
 from esper.karn.report.comparison_tables import (
     FRONT_MARK,
     Table,
+    contexts_table,
     costs_table,
     differences_table,
+    oracle_table,
     scores_table,
     training_table,
 )
 from esper.leyline.comparison import ComparisonReport
 from esper.leyline.learning import LearningCurve
 from tools.evidence.claims import Outcome, difference, judge, learned_arms
+from tools.evidence.closed_loop_claims import judge_closed_loop
 from tools.evidence.pictures import picture_name, pictures_of
-from tools.evidence.reports import FASHION, KNOWN, ROOT, Kept, read_kept
+from tools.evidence.reports import COMPARED, FASHION, KNOWN, ROOT, Kept, read_kept
 from tools.markdown import table, with_block
 
 __all__ = ["DOCUMENT", "document_of", "write_document"]
@@ -44,6 +47,7 @@ def document_of(text: str, kept: Mapping[str, Kept]) -> str:
         "digits": MISSING if known is None else _comparison(KNOWN, known),
         "training": MISSING if known is None else _training(KNOWN, known.report),
         "fashion": MISSING if unknown is None else _fashion(unknown),
+        "closed-loop": _closed_loop(kept),
     }
     for name, block in blocks.items():
         text = with_block(text, f"{block}\n", name=name)
@@ -83,6 +87,27 @@ def _comparison(preset: str, kept: Kept) -> str:
             *_pictures(preset, report, ("curves", "front")),
         )
     )
+
+
+def _closed_loop(kept: Mapping[str, Kept]) -> str:
+    """Return the claims of the second experiment, and the tables of its comparisons."""
+    reports = {name: kept[name].report for name in COMPARED if name in kept}
+    rows = [
+        (claim.name, claim.text, claim.figures or "-", claim.outcome)
+        for claim in judge_closed_loop(reports)
+    ]
+    tables = [
+        f"### {name}\n\n{_closed_loop_tables(reports[name])}"
+        for name in COMPARED
+        if name in reports
+    ]
+    return "\n\n".join((table(("", "claim", "measured", "outcome"), rows), *(tables or [MISSING])))
+
+
+def _closed_loop_tables(report: ComparisonReport) -> str:
+    found = (scores_table(report), oracle_table(report), contexts_table(report))
+    shown = [_markdown(item) for item in found if item.rows]
+    return "\n\n".join((f"```\n{command_of(report)}\n```", *shown, _differences(report)))
 
 
 def _fashion(kept: Kept) -> str:

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 from esper.karn.report.comparison_page import comparison_page
 from esper.karn.report.comparison_plots import comparison_plots, learning_plots
 from esper.leyline.comparison import ComparisonReport
-from tools.evidence.reports import PRESETS, ROOT, Kept, read_kept
+from tools.evidence.reports import FASHION, KNOWN, ROOT, Kept, read_kept
 
 __all__ = ["picture_name", "pictures_of", "take_pictures"]
 
@@ -52,7 +52,7 @@ def take_pictures(
     directory.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for preset in (name for name in PRESETS if name in reports):
+        for preset in (name for name in (KNOWN, FASHION) if name in reports):
             yield from _take(browser, preset, reports[preset].report, directory)
         browser.close()
 

@@ -15,7 +15,17 @@ from esper.leyline.comparison import ComparisonReport
 from esper.leyline.errors import UnreadableFileError
 from esper.nissa.storage.run_directory import cpu_model
 
-__all__ = ["FASHION", "KNOWN", "PRESETS", "Kept", "keep_reports", "read_kept", "report_path"]
+__all__ = [
+    "CLOSED_LOOP",
+    "COMPARED",
+    "FASHION",
+    "KNOWN",
+    "PRESETS",
+    "Kept",
+    "keep_reports",
+    "read_kept",
+    "report_path",
+]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 REPORTS: Final = Path(__file__).resolve().parent / "reports"
@@ -23,7 +33,11 @@ KNOWN: Final = "digits_growth"
 """The preset that the policies are trained with."""
 FASHION: Final = "fashion_growth"
 """The preset of the transfer experiment."""
-PRESETS: Final = (KNOWN, FASHION)
+CLOSED_LOOP: Final = "closed_loop"
+"""The preset of the policies of the second experiment."""
+COMPARED: Final = ("contexts", "lottery", "held-out-contexts", "fashion-contexts")
+"""What these are compared on."""
+PRESETS: Final = (KNOWN, FASHION, *COMPARED)
 NUM_DIGITS: Final = 5
 """Significant digits of a stored figure."""
 

@@ -362,6 +362,12 @@ _FAMILY: Final = (
         weight=0.0,
         input_scale=0.5,
     ),
+    ContextSpec(
+        name="lottery",
+        summary="the task's own host, and half of all seeds never learn; drawn only on request",
+        weight=0.0,
+        sterile_share=0.5,
+    ),
 )
 
 
@@ -549,6 +555,18 @@ PRESETS: Final[Mapping[str, Preset]] = {
             entropy_coef_start=0.05,
             entropy_coef_end=0.01,
             entropy_anneal_episodes=256,
+        ),
+        Preset(
+            name="closed_loop",
+            summary="one policy for digits_contexts and digits_lottery; see docs/evidence.md",
+            settings={
+                "task": "digits_contexts",
+                "contexts": {
+                    **{context.name: context.weight for context in _FAMILY if context.weight},
+                    "lottery": 2.0,
+                },
+                "n_episodes": 30,
+            },
         ),
         _preset("cifar_baseline", "CIFAR-10 with broad exploration", **_EXPLORING),
         _preset("cifar_impaired", "a crippled host with broad exploration", **_EXPLORING),

@@ -17,6 +17,7 @@ from esper.karn.report.comparison_tables import (
     differences_table,
     oracle_table,
     scores_table,
+    target_table,
     training_table,
 )
 from esper.leyline.comparison import ArmRun, ComparisonReport
@@ -249,7 +250,7 @@ def _print_report(report: ComparisonReport) -> None:
             f"that look different may not be; {FEW_SEEDS} or more are better, 20 are good"
         )
     print(f"\n{FRONT_MARK} on the Pareto front of accuracy against parameters")
-    found = (oracle_table(report), contexts_table(report))
+    found = (target_table(report), oracle_table(report), contexts_table(report))
     optional = [table for table in found if table.rows]
     others = [costs_table(report), *optional, differences_table(report)]
     for table in (*others, *([training_table(report.learning)] if report.learning else ())):

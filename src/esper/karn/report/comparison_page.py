@@ -16,6 +16,7 @@ from esper.karn.report.comparison_tables import (
     differences_table,
     oracle_table,
     scores_table,
+    target_table,
 )
 from esper.karn.web.page import inline_policy, map_styles, plotly_script
 from esper.leyline.comparison import ComparisonReport
@@ -117,6 +118,7 @@ def _optional_tables(report: ComparisonReport) -> str:
     target = "" if report.target_pct is None else f"; the target is {report.target_pct:.0f} %"
     captions = {
         "Against the best schedule of each context: task return": oracle_table(report),
+        f"Episodes that reach a target, and when{target}": target_table(report),
         f"By context: means per episode{target}": contexts_table(report),
     }
     return "".join(html_table(caption, table) for caption, table in captions.items() if table.rows)

@@ -17,6 +17,7 @@ __all__ = [
     "figure_text",
     "oracle_table",
     "scores_table",
+    "target_table",
     "training_table",
 ]
 
@@ -56,7 +57,7 @@ def costs_table(report: ComparisonReport) -> Table:
     """Return the growth and cost of each arm: means per env, wall-clock time per run."""
     head = (
         *("arm", "parameters", "GFLOP", "at equal FLOP, %", "wall, s"),
-        *("germinated", "kept", "pruned", "useful fossils", "reached, %", "steps to target"),
+        *("germinated", "kept", "pruned", "useful fossils"),
     )
     labels = report.labels()
     rows = [
@@ -70,8 +71,6 @@ def costs_table(report: ComparisonReport) -> Table:
             f"{arm.num_fossilized:.2f}",
             f"{arm.num_pruned:.2f}",
             _fossils(arm),
-            figure_text(arm.reached_pct),
-            figure_text(arm.steps_to_target),
         )
         for arm in report.arms
     ]
@@ -124,6 +123,17 @@ def contexts_table(report: ComparisonReport) -> Table:
         *("reached, %", "steps to target"),
     )
     return Table(head, rows)
+
+
+def target_table(report: ComparisonReport) -> Table:
+    """Return how many episodes reached the target accuracy, and when; without rows if unknown."""
+    labels = report.labels()
+    rows = [
+        (labels[arm.arm], f"{arm.reached_pct:.1f}", figure_text(arm.steps_to_target))
+        for arm in report.arms
+        if arm.reached_pct is not None
+    ]
+    return Table(("arm", "reached, %", "steps to target"), rows)
 
 
 def oracle_table(report: ComparisonReport) -> Table:

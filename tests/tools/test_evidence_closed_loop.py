@@ -1,0 +1,96 @@
+"""The claims of the second experiment are met by figures of both families."""
+
+from pathlib import Path
+
+import pytest
+from tests.karn.comparisons import arm, around, comparison, contrast
+from tools.evidence.claims import Outcome
+from tools.evidence.closed_loop import COMPARISONS, courses_in
+from tools.evidence.closed_loop_claims import judge_closed_loop
+
+from esper.leyline.comparison import ComparisonReport, Estimate
+from esper.leyline.jobs import merge_job
+from esper.leyline.tasks import TASKS
+
+POLICY = "ppo:a,b"
+OTHERS = ("yoked:a,b", "blind:a,b", "ppo:blind", "schedule:search", "rule:search")
+MET, NOT_MET, UNKNOWN = Outcome.MET, Outcome.NOT_MET, Outcome.UNKNOWN
+ABOVE = Estimate(value=2.0, low=0.1, high=3.0)
+ACROSS = Estimate(value=2.0, low=-0.1, high=3.0)
+
+
+def report(
+    gains: dict[str, Estimate] | None = None,
+    *,
+    gap_closed: Estimate | None = None,
+    num_policies: int = 5,
+) -> ComparisonReport:
+    """Return a comparison in which the policy gains this much return over each of the others."""
+    gains = gains or {}
+    learned = arm(POLICY, num_policies=num_policies, gap_closed=gap_closed)
+    return comparison(
+        learned,
+        *map(arm, OTHERS),
+        contrasts=tuple(
+            contrast(POLICY, name, around(1.0), gains.get(name, ABOVE)) for name in OTHERS
+        ),
+    )
+
+
+def judged(name: str, contexts: ComparisonReport, lottery: ComparisonReport | None) -> Outcome:
+    reports = {"contexts": contexts} | ({} if lottery is None else {"lottery": lottery})
+    return next(claim.outcome for claim in judge_closed_loop(reports) if claim.name == name)
+
+
+def test_nothing_measured_is_nothing_claimed() -> None:
+    claims = judge_closed_loop({})
+
+    assert [claim.name for claim in claims] == ["S6", "S7", "S8"]
+    assert {claim.outcome for claim in claims} == {UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("name", "beaten"), [("S6", "schedule:search"), ("S6", "rule:search"), ("S8", "yoked:a,b")]
+)
+def test_every_interval_must_be_above_zero_on_both(name: str, beaten: str) -> None:
+    good, bad = report(), report({beaten: ACROSS})
+
+    assert judged(name, good, good) is MET
+    assert judged(name, bad, good) is NOT_MET
+    assert judged(name, good, bad) is NOT_MET
+    assert judged(name, good, None) is UNKNOWN
+
+
+def test_other_blind_policy_is_not_the_blind_copy() -> None:
+    good, bad = report(), report({"ppo:blind": ACROSS})
+
+    assert judged("S8", bad, good) is MET
+
+
+def test_few_policies_prove_nothing() -> None:
+    assert judged("S6", report(num_policies=4), report()) is NOT_MET
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.5, MET), (0.49, NOT_MET)])
+def test_half_of_the_gap_must_be_closed(share: float, outcome: Outcome) -> None:
+    closed = Estimate(value=share, low=0.0, high=1.0)
+
+    assert judged("S7", report(gap_closed=closed), None) is outcome
+    assert judged("S7", report(), None) is UNKNOWN
+
+
+def test_every_comparison_is_of_a_task_and_contexts_that_exist() -> None:
+    for item in COMPARISONS:
+        names = {setting.split(".")[2].partition("=")[0] for setting in item.settings}
+        assert names <= {context.name for context in TASKS[item.task].contexts}
+
+
+def test_policies_learn_in_all_contexts_that_they_are_judged_in(tmp_path: Path) -> None:
+    *seeing, blind = courses_in(tmp_path, 5, ())
+    job, task = merge_job(("test", {"training": {"preset": seeing[0].preset}}))
+
+    trained_in = {name for name, weight in job.training.contexts.items() if weight > 0.0}
+    assert trained_in == {"pointwise", "spatial", "permuted", "noisy", "lottery"}
+    assert trained_in <= {context.name for context in task.contexts}
+    assert len({course.seed for course in (*seeing, blind)}) == 6
+    assert blind.flags == ("--blind",)
