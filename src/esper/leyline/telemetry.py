@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from esper.leyline import engine_payloads, payloads
+from esper.leyline import context_payloads, engine_payloads, payloads
 from esper.leyline.errors import EventDecodeError, UnknownNameError
 from esper.leyline.payloads import Payload, Volatile
 from esper.leyline.untyped_json import decode_json
@@ -244,7 +244,7 @@ _ROWS: Final = (
         per=CountPer.ENV_STEP,
     ),
     # Which tasks have contexts is not part of a log, so that its count has no closed form.
-    _spec(payloads.EpisodeContextDrawn, _MINIMAL, CountClass.SEEDED),
+    _spec(context_payloads.EpisodeContextDrawn, _MINIMAL, CountClass.SEEDED),
     _structural(payloads.EpisodeOutcome, _MINIMAL, CountPer.EPISODE),
     _structural(payloads.BatchEpochCompleted, _MINIMAL, CountPer.ROUND),
     _structural(payloads.BatchStats, _MINIMAL, CountPer.ROUND),

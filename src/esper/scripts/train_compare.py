@@ -45,6 +45,17 @@ RULES: Final = {
     "heuristic": "a hand-written rule",
     "periodic": "germinates in a fixed rotation",
 }
+ARMS_HELP: Final = (
+    "wait, random, heuristic, periodic, ppo:CHECKPOINT[,CHECKPOINT...], "
+    "ppo:builtin:NAME, static-final (the networks grown by the preceding ppo arm, trained "
+    "from scratch), static-final:RUN (the networks recorded in the last round of a run), "
+    "schedule:FILE (a fixed list of actions), yoked:CHECKPOINT (what the policy did under "
+    "another seed), blind:CHECKPOINT (the policy, shown the observations of other envs), "
+    "random-matched (chance, as often with each op as the preceding ppo arm), "
+    "schedule:search and rule:search (the best fixed schedule and the best threshold rule that "
+    "Optuna finds), oracle (the best schedule found for each context) "
+    f"(default: {' '.join(DEFAULT_ARMS)})"
+)
 MAX_SEED_DIGITS: Final = 18
 MAX_SEEDS: Final = 100_000
 
@@ -57,15 +68,7 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         nargs="+",
         default=list(DEFAULT_ARMS),
         metavar="ARM",
-        help="wait, random, heuristic, periodic, ppo:CHECKPOINT[,CHECKPOINT...], "
-        "ppo:builtin:NAME, static-final (the networks grown by the preceding ppo arm, trained "
-        "from scratch), static-final:RUN (the networks recorded in the last round of a run), "
-        "schedule:FILE (a fixed list of actions), yoked:CHECKPOINT (what the policy did under "
-        "another seed), blind:CHECKPOINT (the policy, shown the observations of other envs), "
-        "random-matched (chance, as often with each op as the preceding ppo arm), "
-        "schedule:search and rule:search (the best fixed schedule and the best threshold rule that "
-        "Optuna finds), oracle (the best schedule found for each context) "
-        f"(default: {' '.join(DEFAULT_ARMS)})",
+        help=ARMS_HELP,
     )
     group.add_argument(
         "--seeds",

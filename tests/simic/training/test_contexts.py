@@ -14,9 +14,9 @@ from tests.simic.training.worker_runs import digits_job, facts_of
 from torch import nn
 
 from esper.kasmina.seed import report_of
+from esper.leyline.context_payloads import EpisodeContextDrawn
 from esper.leyline.contexts import ContextSpec
 from esper.leyline.errors import InvalidValueError
-from esper.leyline.payloads import EpisodeContextDrawn
 from esper.leyline.tasks import CnnHostSpec, TaskSpec, task_named
 from esper.leyline.telemetry import decode_event
 from esper.nissa.reading.query import query_logs

@@ -16,6 +16,7 @@ from esper.karn.view.snapshot import (
 )
 from esper.karn.view.thresholds import LIMITS, Grade, grade
 from esper.leyline import payloads
+from esper.leyline.context_payloads import EpisodeContextDrawn
 from esper.leyline.stages import ACTIVE_STAGES, Stage
 
 __all__ = ["EnvTrack"]
@@ -88,7 +89,7 @@ class EnvTrack:
 
     # --- Events ----------------------------------------------------------------------------------
 
-    def note_context(self, data: payloads.EpisodeContextDrawn) -> None:
+    def note_context(self, data: EpisodeContextDrawn) -> None:
         """Record the variant of the task that the episode takes place in."""
         self._now.context = data.context
 

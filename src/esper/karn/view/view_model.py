@@ -30,6 +30,7 @@ from esper.karn.view.snapshot import (
 from esper.karn.view.thresholds import LIMITS, THRESHOLDS
 from esper.karn.view.verdict import Evidence, judge
 from esper.leyline import payloads
+from esper.leyline.context_payloads import EpisodeContextDrawn
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import EVENT_SPECS, Channel, Event
 
@@ -213,7 +214,7 @@ class ViewModel:
         self._env(event).note_failure(data)
         self._rounds.count_failure(event.round or 0, self.version)
 
-    def _on_context(self, event: Event, data: payloads.EpisodeContextDrawn) -> None:
+    def _on_context(self, event: Event, data: EpisodeContextDrawn) -> None:
         self._env(event).note_context(data)
 
     def _on_outcome(self, event: Event, data: payloads.EpisodeOutcome) -> None:
@@ -429,7 +430,7 @@ _HANDLERS: Final[Mapping[type[Payload], _Handler]] = {
     payloads.SeedPruned: ViewModel._on_pruned,
     payloads.GovernorRollback: ViewModel._on_rollback,
     payloads.EnvFailed: ViewModel._on_env_failed,
-    payloads.EpisodeContextDrawn: ViewModel._on_context,
+    EpisodeContextDrawn: ViewModel._on_context,
     payloads.EpisodeOutcome: ViewModel._on_outcome,
     payloads.BatchEpochCompleted: ViewModel._on_batch,
     payloads.BatchStats: ViewModel._on_stats,

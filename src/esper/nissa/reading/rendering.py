@@ -7,6 +7,7 @@ from functools import singledispatch
 import msgspec
 
 from esper.leyline import payloads
+from esper.leyline.context_payloads import EpisodeContextDrawn
 from esper.leyline.errors import EventDecodeError, shown
 from esper.leyline.payloads import Payload
 from esper.leyline.telemetry import Event, Severity, decode_event, event_type_of
@@ -189,7 +190,7 @@ def _causal(data: payloads.MorphologyCausalLog) -> str:
 
 
 @_describe.register
-def _context(data: payloads.EpisodeContextDrawn) -> str:
+def _context(data: EpisodeContextDrawn) -> str:
     share = f", {data.sterile_share:.0%} of the seeds sterile" if data.sterile_share else ""
     return f"episode in context {data.context}{share}"
 

@@ -1,10 +1,10 @@
 """The context of each episode: which one a run draws, and the event that records it."""
 
 from esper.leyline.config import TrainingConfig
+from esper.leyline.context_payloads import EpisodeContextDrawn
 from esper.leyline.contexts import ContextSpec, draw_context, draw_sterile_seeds
 from esper.leyline.episodes import episode_id_of
 from esper.leyline.errors import UnknownNameError, UsageError
-from esper.leyline.payloads import EpisodeContextDrawn
 from esper.leyline.probes import ProbeHostSpec
 from esper.leyline.tasks import TaskSpec
 from esper.leyline.telemetry import Draft, EventScope
