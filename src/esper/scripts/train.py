@@ -7,7 +7,7 @@ if __name__ == "__main__":
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -153,18 +153,22 @@ def _keywords(layers: Sequence[tuple[str, Layer]]) -> dict[str, Any]:
 def _list_tasks(_: Namespace) -> int:
     from esper.runtime.tasks import all_tasks  # task plug-ins may import torch
 
-    _print_rows({task.name: task.summary for task in all_tasks().values()})
+    rows = []
+    for task in all_tasks().values():
+        rows.append((task.name, task.summary))
+        rows += [(f"  {item.name}", item.summary) for item in task.contexts if item.summary]
+    _print_rows(rows)
     return ExitCode.OK
 
 
 def _list_presets(_: Namespace) -> int:
-    _print_rows({preset.name: preset.summary for preset in PRESETS.values()})
+    _print_rows([(preset.name, preset.summary) for preset in PRESETS.values()])
     return ExitCode.OK
 
 
-def _print_rows(rows: Mapping[str, str]) -> None:
-    width = max(map(len, rows))
-    for name, summary in rows.items():
+def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, summary in rows:
         print(printable(f"{name:<{width}}  {summary}"))
 
 
