@@ -320,7 +320,7 @@ _RENTED: Final[Settings] = {
     "reward": {
         "disable_pbrs": True,
         "param_budget": 1000,
-        "param_penalty_weight": 0.05,
+        "param_penalty_weight": 0.025,
         "basic_acc_delta_weight": 5.0,
         "basic_fossilize_base_bonus": 0.0,
         "basic_contribution_scale": 0.0,
