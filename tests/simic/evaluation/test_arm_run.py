@@ -47,7 +47,7 @@ def plan(tmp_path: Path) -> Path:
 
 def run_of(job: Job, *texts: str, seed: int = 5, model: ArmRun | None = None) -> ArmRun:
     """Run the last of the arms."""
-    arm = parse_arms([*texts, "wait"])[len(texts) - 1]
+    arm = parse_arms([*texts, "periodic"])[len(texts) - 1]
     return run_arm(job, arm, stratum=0, seed=seed, stop=StopFlag(), model=model)
 
 

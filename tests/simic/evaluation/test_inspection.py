@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.builders.messages import make_report
+from tests.builders.messages import make_report, make_signals
 from tests.builders.tiny_runs import tiny_job, tiny_run
 from tests.simic.training.envs import SLOTS, grow, world_of
 from tests.simic.training.runs import last_checkpoint
@@ -177,7 +177,7 @@ def evidence_with_a_seed() -> EnvEvidence:
         contribution_velocity_pp=1.0,
         gradient=gradient,
     )
-    return evidence_of(0, (report,))
+    return evidence_of(0, (report,), make_signals(val_accuracy_pct=70.0, train_accuracy_pct=80.0))
 
 
 def test_inspection_changes_no_decision(checkpoint: Path) -> None:

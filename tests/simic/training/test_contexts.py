@@ -14,6 +14,7 @@ from tests.simic.training.worker_runs import digits_job, facts_of
 from torch import nn
 
 from esper.kasmina.seed import report_of
+from esper.leyline.actions import ActionSpec, Op
 from esper.leyline.context_payloads import EpisodeContextDrawn
 from esper.leyline.contexts import ContextSpec
 from esper.leyline.errors import InvalidValueError
@@ -141,6 +142,8 @@ def trained(
     world = world_of(task)
     world.look()
     world.act(germination())
+    world.look()
+    world.act(ActionSpec(op=Op.ADVANCE, slot_id=SLOTS[0]))
     before = weights_of(world.env)
     for _ in range(3):
         world.wait()
