@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from esper import __distribution__
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Op, Style, Topology
 from esper.leyline.config import Job
-from esper.leyline.errors import UnreadableFileError, UsageError
+from esper.leyline.errors import MissingExtraError, UnreadableFileError, UsageError
 from esper.leyline.schedules import Schedule, ScheduledAction, ThresholdRule, actions_by_step
 from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
 from esper.runtime.datasets import TensorDataset
@@ -211,10 +210,7 @@ def _study(seed: int) -> "Study":
         # Optional, and slow to import.
         import optuna
     except ImportError:
-        raise UsageError(
-            f"searching needs Optuna, which is not installed; "
-            f"pip install '{__distribution__}[search]'"
-        ) from None
+        raise MissingExtraError("searching", "Optuna", "search") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=10)
     return optuna.create_study(direction="maximize", sampler=sampler)
