@@ -33,7 +33,7 @@ from esper.simic.training.sabotage import is_victim, target_of
 from esper.tamiyo.controllers.protocol import Choice, Situation
 from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
 from esper.tolaria.event_loop import run_event_loop
-from esper.tolaria.stopping import CallerEvent, StopFlag
+from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals
 
 __all__ = ["FLIPS", "inspect_policy", "sabotage_figures"]
@@ -49,7 +49,6 @@ def inspect_policy(
     name: str,
     seeds: Sequence[int],
     sabotage_step: int,
-    shutdown_event: CallerEvent | None = None,
 ) -> InspectionReport:
     """Let a policy grow fresh envs, undisturbed and sabotaged, and report what it reacts to.
 
@@ -58,14 +57,13 @@ def inspect_policy(
         name: what the report calls the policy.
         seeds: one round of envs each.
         sabotage_step: first step in which a seed may be scrambled.
-        shutdown_event: set it to stop at the next cancellation point.
     """
     training = loaded.job.training
     if loaded.controller is None:
         raise UsageError(f"{loaded.path}: a checkpoint of {loaded.command!r}, which has no policy")
     if training.n_envs < MIN_ENVS:
         raise UsageError(f"{loaded.path}: half of the envs are sabotaged, and the run has one")
-    stop = StopFlag(shutdown_event)
+    stop = StopFlag()
     inspectors: list[InspectedPolicy] = []
     rounds: list[EvaluationRound] = []
     with one_thread_per_worker(), deterministic_gpu_math(training), stop_signals(stop):
