@@ -71,6 +71,7 @@ def run_inspect(arguments: Namespace) -> int:
 
 
 def _print_report(report: InspectionReport) -> None:
+    # Imported here for the same reason.
     from esper.karn.report.inspection_page import sabotage_table, shifts_table
 
     print(

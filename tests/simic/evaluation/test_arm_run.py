@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.builders.probe_jobs import probe_job
 from tests.builders.tiny_runs import tiny_job, tiny_run
 from tests.builders.tiny_tasks import TINY_FAMILY
 from tests.simic.training.runs import last_checkpoint
-from tools.probes.learning import job_of
 
 from esper.leyline.comparison import ArmRun
 from esper.leyline.config import Job
@@ -54,7 +54,7 @@ def run_of(job: Job, *texts: str, seed: int = 5, model: ArmRun | None = None) ->
 def test_schedule_earns_on_each_kind_of_probe_what_its_seed_is_worth(
     plan: Path, tmp_path: Path
 ) -> None:
-    run = run_of(job_of("context", telemetry_dir=tmp_path), f"schedule:{plan}")
+    run = run_of(probe_job("context", tmp_path), f"schedule:{plan}")
 
     # The blueprint suits the first kind: 70 % at the end, against 10 % in the other.
     earned = {(env.context, round(env.task_return, 9)) for env in run.envs}
@@ -63,7 +63,7 @@ def test_schedule_earns_on_each_kind_of_probe_what_its_seed_is_worth(
 
 
 def test_fixed_context_is_that_of_every_episode(plan: Path, tmp_path: Path) -> None:
-    job = job_of("context", telemetry_dir=tmp_path, contexts={"kind-1": 1.0})
+    job = probe_job("context", tmp_path, contexts={"kind-1": 1.0})
 
     run = run_of(job, f"schedule:{plan}")
 
@@ -139,7 +139,7 @@ def test_static_arm_has_the_hosts_of_the_contexts(tmp_path: Path) -> None:
 
 
 def test_static_arm_of_a_probe_is_refused(tmp_path: Path) -> None:
-    job = job_of("context", telemetry_dir=tmp_path, n_envs=2)
+    job = probe_job("context", tmp_path, n_envs=2)
     model = run_of(job, "wait")
     copied = Arm(name="wait", command="wait")
     static = Arm(name="static-final", command="wait", kind=ArmKind.STATIC, copies=copied)

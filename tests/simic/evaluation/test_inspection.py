@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.builders.messages import make_report, make_signals
+from tests.builders.probe_jobs import probe_job
 from tests.builders.tiny_runs import tiny_job, tiny_run
 from tests.simic.training.envs import SLOTS, grow, world_of
 from tests.simic.training.runs import last_checkpoint
 from tests.tamiyo.controllers.situations import evidence_of
-from tools.probes.learning import job_of, setup_of
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import UsageError
@@ -70,9 +70,10 @@ def played(setup: RunSetup) -> EvaluationRound:
 # --- Sabotage ------------------------------------------------------------------------------------
 
 
-def judged_probe(sabotage_step: int | None) -> RunSetup:
+def judged_probe(directory: Path, sabotage_step: int | None) -> RunSetup:
     """Return envs in which every seed adds 5 points, decided by a rule that prunes what harms."""
-    setup = setup_of(job_of("rent", n_envs=6))
+    job = probe_job("rent", directory, n_envs=6)
+    setup = prepare_run(job, "wait", None, StopFlag(), parts=RunParts())
     return replace(
         setup,
         controller=ThresholdController(setup.worker.rules, JUDGE),
@@ -80,8 +81,10 @@ def judged_probe(sabotage_step: int | None) -> RunSetup:
     )
 
 
-def test_rule_that_prunes_what_harms_prunes_every_sabotaged_seed_and_no_other() -> None:
-    setup = judged_probe(6)
+def test_rule_that_prunes_what_harms_prunes_every_sabotaged_seed_and_no_other(
+    tmp_path: Path,
+) -> None:
+    setup = judged_probe(tmp_path, 6)
     done = played(setup)
 
     figures = sabotage_figures([done, done], setup, 6)
@@ -92,8 +95,8 @@ def test_rule_that_prunes_what_harms_prunes_every_sabotaged_seed_and_no_other() 
     assert (figures.difference.low, figures.difference.high) == (1.0, 1.0)
 
 
-def test_without_sabotage_nothing_is_pruned() -> None:
-    setup = judged_probe(None)
+def test_without_sabotage_nothing_is_pruned(tmp_path: Path) -> None:
+    setup = judged_probe(tmp_path, None)
 
     figures = sabotage_figures([played(setup)], setup, 6)
 

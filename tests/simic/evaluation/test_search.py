@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tools.probes.learning import job_of
+from tests.builders.probe_jobs import probe_job
 
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, UsageError
@@ -47,7 +47,7 @@ def arm_named(text: str) -> Arm:
 
 
 def test_rule_that_looks_beats_every_schedule_on_the_lottery(tmp_path: Path) -> None:
-    job = job_of("lottery", telemetry_dir=tmp_path, n_envs=NUM_ENVS)
+    job = probe_job("lottery", tmp_path, n_envs=NUM_ENVS)
     searcher = searcher_of(job, tmp_path, num_trials=80)
 
     with one_thread_per_worker():
@@ -62,7 +62,7 @@ def test_rule_that_looks_beats_every_schedule_on_the_lottery(tmp_path: Path) -> 
 
 
 def test_oracle_knows_the_context_that_a_schedule_does_not(tmp_path: Path) -> None:
-    job = job_of("context", telemetry_dir=tmp_path, n_envs=NUM_ENVS)
+    job = probe_job("context", tmp_path, n_envs=NUM_ENVS)
     searcher = searcher_of(job, tmp_path, num_trials=40)
 
     with one_thread_per_worker():
@@ -79,7 +79,7 @@ def test_oracle_knows_the_context_that_a_schedule_does_not(tmp_path: Path) -> No
 def test_interrupted_search_goes_on_with_its_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = job_of("context", telemetry_dir=tmp_path, n_envs=2)
+    job = probe_job("context", tmp_path, n_envs=2)
     whole = searcher_of(job, tmp_path / "whole", num_trials=12).best_schedule()
     broken = searcher_of(job, tmp_path / "broken", num_trials=12)
     calls: list[int] = []
@@ -107,18 +107,18 @@ def test_search_without_optuna_says_what_to_install(
     monkeypatch.setitem(sys.modules, "optuna", None)
 
     with pytest.raises(UsageError, match=r"pip install 'esper-grow\[search\]'"):
-        searcher_of(job_of("context", telemetry_dir=tmp_path), tmp_path, 12).best_rule()
+        searcher_of(probe_job("context", tmp_path), tmp_path, 12).best_rule()
 
 
 def test_oracle_of_a_task_without_contexts_is_refused(tmp_path: Path) -> None:
-    job = job_of("lottery", telemetry_dir=tmp_path)
+    job = probe_job("lottery", tmp_path)
 
     with pytest.raises(UsageError, match="has no contexts; use schedule:search"):
         searcher_of(job, tmp_path, 12).resolve(arm_named("oracle"))
 
 
 def test_found_rule_is_made_of_what_the_task_offers(tmp_path: Path) -> None:
-    job = job_of("rent", telemetry_dir=tmp_path, n_envs=2)
+    job = probe_job("rent", tmp_path, n_envs=2)
 
     rule = searcher_of(job, tmp_path, num_trials=10).best_rule()
 
