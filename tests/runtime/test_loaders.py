@@ -20,7 +20,7 @@ from tests.runtime.file_server import ServedFile, serving
 from esper.leyline.config import DataSource
 from esper.leyline.errors import NoDataError, UnreadableFileError
 from esper.leyline.probes import PROBE_PREFIX
-from esper.leyline.tasks import TASKS, CnnHostSpec, TransformerHostSpec
+from esper.leyline.tasks import TASKS, CnnHostSpec, ModuleHostSpec, TransformerHostSpec
 from esper.runtime import loaders
 from esper.runtime.datasets import Part, TensorDataset
 from esper.runtime.downloads import Checksum, RemoteFile
@@ -229,9 +229,8 @@ def test_synthetic_data_fit_the_host_of_every_task(task: str) -> None:
         if isinstance(spec.host, TransformerHostSpec):
             assert split.inputs.shape[1:] == split.targets.shape[1:] == (spec.host.block_size,)
         else:
-            assert isinstance(spec.host, CnnHostSpec)
-            size = spec.host.image_size
-            assert split.inputs.shape[1:] == (spec.host.in_channels, size, size)
+            assert isinstance(spec.host, CnnHostSpec | ModuleHostSpec)
+            assert split.inputs.shape[1:] == spec.host.sample_shape
             assert split.targets.unique().tolist() == list(range(spec.host.num_classes))
 
 

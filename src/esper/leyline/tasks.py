@@ -70,6 +70,11 @@ class CnnHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="cnn"):
         return Topology.CNN
 
     @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """Return the shape of one image."""
+        return (self.in_channels, self.image_size, self.image_size)
+
+    @property
     def pools(self) -> int:
         """Count the pools."""
         return self.num_blocks if self.num_pools is None else self.num_pools
@@ -218,7 +223,9 @@ class _Losses(TypedDict):
 _IMAGE_LOSSES: Final[_Losses] = {"baseline_loss": 2.3, "target_loss": 0.3, "loss_delta_std": 0.05}
 
 
-def _cifar(name: str, summary: str, host: CnnHostSpec, slots: tuple[str, ...]) -> TaskSpec:
+def _cifar(
+    name: str, summary: str, host: CnnHostSpec | ModuleHostSpec, slots: tuple[str, ...]
+) -> TaskSpec:
     return TaskSpec(
         name=name,
         summary=summary,
@@ -415,6 +422,30 @@ _FASHION_CONTEXTS: Final = _with_contexts(
     _FAMILY,
 )
 
+_DIGITS_VIT_HOST: Final = ModuleHostSpec(
+    factory="esper.runtime.networks.vit:digits_vit",
+    after=("blocks.0", "blocks.1", "blocks.2"),
+    sample_shape=(1, 8, 8),
+    num_classes=10,
+    topology=Topology.TRANSFORMER,
+)
+
+_DIGITS_VIT: Final = msgspec.structs.replace(
+    _DIGITS,
+    name="digits_vit",
+    summary="the same digits with a vision transformer of 26,000 parameters, a plain module",
+    host=_DIGITS_VIT_HOST,
+    host_lr=0.05,
+    defaults={**_DIGITS.defaults, "slots": _DIGITS_VIT_HOST.slot_ids},
+)
+
+_RESNET20_HOST: Final = ModuleHostSpec(
+    factory="esper.runtime.networks.resnet:resnet20",
+    after=("layer1", "layer2", "layer3"),
+    sample_shape=(3, 32, 32),
+    num_classes=10,
+)
+
 _CIFAR: Final = (
     _cifar("cifar_baseline", "3 blocks, 8 to 32 channels", _cifar_host(8), _row(0, 3)),
     _cifar("cifar_scale", "5 blocks, 8 to 128 channels", _cifar_host(8, 5), _row(0, 5)),
@@ -446,6 +477,12 @@ _CIFAR: Final = (
         "1,140 parameters, 1x1 kernels, 10 slots",
         _cifar_host(2, 5, kernel_size=1),
         (*_row(0, 5), *_row(1, 5)),
+    ),
+    _cifar(
+        "cifar_resnet20",
+        "ResNet-20 as published, 269,722 parameters, a plain module",
+        _RESNET20_HOST,
+        _RESNET20_HOST.slot_ids,
     ),
 )
 
@@ -522,7 +559,7 @@ def _kinds_of(probe: Probe) -> tuple[ContextSpec, ...]:
 TASKS: Final[Mapping[str, TaskSpec]] = {
     task.name: task
     for task in (
-        *(_DIGITS, _FASHION, _FASHION_GROWTH, *_CIFAR, *_LANGUAGE_MODELS),
+        *(_DIGITS, _DIGITS_VIT, _FASHION, _FASHION_GROWTH, *_CIFAR, *_LANGUAGE_MODELS),
         *(_DIGITS_CONTEXTS, _DIGITS_LOTTERY, _FASHION_CONTEXTS),
         *map(_probe_task, PROBES.values()),
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.leyline.config import DataSource
 from esper.leyline.errors import DownloadError, NoDataError, UnreadableFileError
-from esper.leyline.tasks import CnnHostSpec, TaskSpec, TransformerHostSpec
+from esper.leyline.tasks import CnnHostSpec, ModuleHostSpec, TaskSpec, TransformerHostSpec
 from esper.runtime.datasets import PixelScale, Split, TensorDataset
 from esper.runtime.downloads import Checksum, RemoteFile, download
 from esper.runtime.formats import (
@@ -101,7 +101,7 @@ def _first_available(
 
 def load_digits(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     """Load the handwritten digits that ship with Esper."""
-    synthesize = partial(synthetic_images, _cnn(spec), DIGITS_SIZES)
+    synthesize = partial(synthetic_images, _image_host(spec), DIGITS_SIZES)
     return _first_available(request, "digits", [_shipped_digits], synthesize)
 
 
@@ -121,11 +121,11 @@ def _shipped_digits(_: DataRequest) -> TensorDataset:
 
 def load_fashion_mnist(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     """Load Fashion-MNIST, downscaled to the host's input size."""
-    host = _cnn(spec)
+    host = _image_host(spec)
     synthesize = partial(synthetic_images, host, FASHION_SIZES)
     attempts = [_find_fashion_mnist, _fetch_fashion_mnist]
     dataset = _first_available(request, "fashion_mnist", attempts, synthesize)
-    return dataset.with_images_of(host.image_size)
+    return dataset.with_images_of(host.sample_shape[-1])
 
 
 def _find_fashion_mnist(request: DataRequest) -> TensorDataset | None:
@@ -165,7 +165,9 @@ def _fashion_mnist(paths: Mapping[str, Path], origin: DataOrigin) -> TensorDatas
 
 def load_cifar10(spec: TaskSpec, request: DataRequest) -> TensorDataset:
     """Load CIFAR-10."""
-    synthesize = partial(synthetic_images, _cnn(spec), CIFAR_SIZES, crop_padding=CIFAR_CROP_PADDING)
+    synthesize = partial(
+        synthetic_images, _image_host(spec), CIFAR_SIZES, crop_padding=CIFAR_CROP_PADDING
+    )
     return _first_available(request, "cifar10", [_find_cifar10, _fetch_cifar10], synthesize)
 
 
@@ -302,8 +304,8 @@ def _windows(tokens: Tensor, block_size: int) -> Split:
     )
 
 
-def _cnn(spec: TaskSpec) -> CnnHostSpec:
-    assert isinstance(spec.host, CnnHostSpec), f"{spec.name} needs a CNN host"
+def _image_host(spec: TaskSpec) -> CnnHostSpec | ModuleHostSpec:
+    assert isinstance(spec.host, CnnHostSpec | ModuleHostSpec), f"{spec.name} reads images"
     return spec.host
 
 

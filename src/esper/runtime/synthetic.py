@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esper.leyline.streams import StreamPurpose, stream_seed
-from esper.leyline.tasks import CnnHostSpec
+from esper.leyline.tasks import CnnHostSpec, ModuleHostSpec
 from esper.runtime.datasets import PixelScale, Split, TensorDataset
 from esper.runtime.sources import DataOrigin
 
@@ -31,14 +31,14 @@ class PartSizes:
 
 
 def synthetic_images(
-    host: CnnHostSpec, sizes: PartSizes, *, note: str, crop_padding: int = 0
+    host: CnnHostSpec | ModuleHostSpec, sizes: PartSizes, *, note: str, crop_padding: int = 0
 ) -> TensorDataset:
     """Generate images for a host: a colour and a smooth pattern per class, plus noise."""
     generator = _generator()
-    shape = (host.num_classes, host.in_channels)
+    num_channels, *size = host.sample_shape
+    shape = (host.num_classes, num_channels)
     colours = torch.rand(*shape, 1, 1, generator=generator) * 96 + 80
     patterns = torch.rand(*shape, PATTERN_SIZE, PATTERN_SIZE, generator=generator) * 96 - 48
-    size = (host.image_size, host.image_size)
     prototypes = colours + functional.interpolate(patterns, size=size, mode="bilinear")
     return TensorDataset(
         train=_noisy_copies(prototypes, sizes.train, generator),
@@ -46,7 +46,7 @@ def synthetic_images(
         test=_noisy_copies(prototypes, sizes.test, generator),
         origin=DataOrigin.SYNTHETIC,
         note=note,
-        pixel_scale=PixelScale(mean=(128.0,) * host.in_channels, std=(64.0,) * host.in_channels),
+        pixel_scale=PixelScale(mean=(128.0,) * num_channels, std=(64.0,) * num_channels),
         crop_padding=crop_padding,
     )
 

@@ -8,7 +8,14 @@ from tests.kasmina.tools import generator, has_same_state, num_params, unchanged
 from esper.kasmina.hosts import build_host
 from esper.leyline.errors import ContractError
 from esper.leyline.probes import ProbeHostSpec
-from esper.leyline.tasks import TASKS, CnnHostSpec, HostSpec, TaskSpec, TransformerHostSpec
+from esper.leyline.tasks import (
+    TASKS,
+    CnnHostSpec,
+    HostSpec,
+    ModuleHostSpec,
+    TaskSpec,
+    TransformerHostSpec,
+)
 
 PROBES = {name: task for name, task in TASKS.items() if isinstance(task.host, ProbeHostSpec)}
 NETWORKS = {name: task for name, task in TASKS.items() if name not in PROBES}
@@ -28,7 +35,24 @@ KNOWN_SIZES = {
     "cifar_highres": 24_346,
     "cifar_deep_impaired": 1_140,
     "tinystories": 10_844_160,
+    "cifar_resnet20": 269_722,
+    "digits_vit": 26_698,
 }
+
+
+def resnet_size() -> int:
+    """Count a stem, 18 convolutions with norms (two per block, three blocks per width), a head."""
+    widths = (16, 32, 64)
+    pairs = [(3, 16), *((w, w) for w in widths for _ in range(5)), (16, 16), (16, 32), (32, 64)]
+    return sum(9 * i * o + 2 * o for i, o in pairs) + 65 * 10
+
+
+def vit_size(d: int = 32, depth: int = 3) -> int:
+    """Count the patches with positions, the blocks with an MLP of twice the width, and the head."""
+    return (4 + 1 + 16) * d + depth * (8 * d**2 + 11 * d) + 2 * d + (d + 1) * 10
+
+
+FOREIGN_SIZES = {"resnet20": resnet_size(), "digits_vit": vit_size()}
 
 
 def closed_form(spec: HostSpec) -> int:
@@ -38,6 +62,8 @@ def closed_form(spec: HostSpec) -> int:
         blocks = zip(inputs, outputs, strict=True)
         convolutions = sum(spec.kernel_size**2 * i * o + 2 * o for i, o in blocks)
         return convolutions + (outputs[-1] + 1) * spec.num_classes
+    if isinstance(spec, ModuleHostSpec):
+        return FOREIGN_SIZES[spec.factory.partition(":")[2]]
     assert isinstance(spec, TransformerHostSpec)
     d = spec.embed_dim
     return (spec.vocab_size + spec.block_size + 2) * d + spec.num_layers * (12 * d**2 + 13 * d)
