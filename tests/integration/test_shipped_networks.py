@@ -14,6 +14,8 @@ from esper.nissa.analysis.validation import validate_run
 from esper.scripts.train import main
 
 TINY = ("--envs", "2", "--episode-length", "6", "--rounds", "1", "--quiet")
+# Four runs and an evaluation of real networks, which take long on a busy machine.
+pytestmark = pytest.mark.timeout(400)
 SHAPES = {"digits_vit": (1, 8, 8), "cifar_resnet20": (3, 32, 32)}
 
 
@@ -33,7 +35,7 @@ def test_plain_network_grows_on_every_engine_is_resumed_evaluated_and_loaded(
 ) -> None:
     data = ["--data", "synthetic"]
     if task == "cifar_resnet20":
-        data = ["--data-dir", str(write_files(tmp_path / "cifar", cifar_files(16)))]
+        data = ["--data-dir", str(write_files(tmp_path / "cifar", cifar_files(10)))]
     first = grow(task, data, tmp_path / "threads", "--engine", "threads")
     second = grow(task, data, tmp_path / "processes", "--engine", "processes", "--workers", "2")
 

@@ -27,7 +27,7 @@ from esper.kasmina.blueprints import blueprint_params
 from esper.kasmina.seed import Ramp
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
-from esper.leyline.errors import ContractError, UnknownNameError
+from esper.leyline.errors import ContractError, UnknownNameError, UsageError
 from esper.leyline.payloads import (
     Payload,
     SeedFossilized,
@@ -233,6 +233,30 @@ def test_germination_draws_from_its_generator_alone() -> None:
     first, second = slots
     for left, right in zip(first.seed_parameters(), second.seed_parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("seed", "reason"),
+    [
+        (nn.Conv2d(4, 5, 1), "a seed must preserve the shape"),
+        (nn.Conv2d(3, 3, 1), "does not fit: .*channels"),
+    ],
+)
+def test_blueprint_whose_seed_does_not_fit_is_refused_without_planting_it(
+    seed: nn.Module, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = bare_slot()
+    monkeypatch.setattr(slot_module, "build_seed", lambda *_: seed)
+
+    with pytest.raises(UsageError, match=f"'r0c0' with 4 channels.*{reason}"):
+        slot.check_blueprint(Blueprint.CONV_LIGHT)
+
+    assert slot.seed is None
+
+
+@seeded
+def test_blueprints_fit_a_slot_of_four_channels(topology: Topology, blueprint: Blueprint) -> None:
+    bare_slot(topology).check_blueprint(blueprint)
 
 
 def test_germination_that_fails_its_probe_leaves_an_empty_slot(

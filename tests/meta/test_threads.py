@@ -38,7 +38,7 @@ USERS = {
     "esper.karn.web.server_process": "waits for the server's end without blocking the loop",
     "esper.karn.mcp.server": "runs are read without blocking the loop",
     # Below tolaria.
-    "esper.kasmina.hosts.factory": "lanes build networks whose code draws from torch's generator",
+    "esper.kasmina.hosts.global_generator": "lanes build networks whose code draws from it",
     "esper.kasmina.hosts.staged": "tracing a module affects those that other threads run",
     # Below tolaria, and without torch.
     "esper.nissa.analysis.child_process": "a child reads requests while it works on one",

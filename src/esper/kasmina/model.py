@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import lifecycle
+from esper.kasmina.blueprints import SEEDS
 from esper.kasmina.counterfactual import NOTHING_OFF, FusedOutput, PrefixWalk
 from esper.kasmina.hosts.protocol import HostProtocol
 from esper.kasmina.hosts.statistics import batch_norms
@@ -83,6 +84,12 @@ class MorphogeneticModel(nn.Module):
     def all_slots(self) -> Iterator[SeedSlot]:
         """Yield the slots in action order."""
         return (self.slot(slot_id) for slot_id in self.slot_config.slot_ids)
+
+    def check_blueprints(self) -> None:
+        """Raise if some blueprint of the host's topology does not fit one of the slots."""
+        for slot in self.all_slots():
+            for blueprint in SEEDS[slot.topology]:
+                slot.check_blueprint(blueprint)
 
     def set_emit(self, emit: Emit) -> None:
         """Set the event callback of all slots."""

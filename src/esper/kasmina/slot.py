@@ -18,9 +18,9 @@ from esper.kasmina.layers import fill_zeros
 from esper.kasmina.lifecycle import Frozen, ModuleDropped, Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot_operations import Emit, SlotOperations, discard
-from esper.leyline.actions import Topology
+from esper.leyline.actions import Blueprint, Topology
 from esper.leyline.alpha import AlphaAlgorithm
-from esper.leyline.errors import ContractError
+from esper.leyline.errors import ContractError, UsageError
 from esper.leyline.payloads import Payload
 from esper.leyline.stages import COOLDOWN_STAGES, LifecycleRules
 
@@ -156,6 +156,16 @@ class SeedSlot(SlotOperations, nn.Module):
             if module is not None:
                 yield from module.parameters()
 
+    def check_blueprint(self, blueprint: Blueprint) -> None:
+        """Raise if a seed of this blueprint could not be germinated here."""
+        try:
+            self._probe(build_seed(self.topology, blueprint, self.channels, torch.Generator()))
+        except Exception as error:  # a blueprint may be code of the user's own
+            raise UsageError(
+                f"slot {self.slot_id!r} with {self.channels} channels: blueprint {blueprint.id!r} "
+                f"does not fit: {error}"
+            ) from error
+
     # --- Restoring ---------------------------------------------------------------------------
 
     def modules_for(
@@ -200,7 +210,7 @@ class SeedSlot(SlotOperations, nn.Module):
         gate = GateNetwork(self.channels, self.topology, generator)
         return SeedModules(seed, gate.to(device))
 
-    def _probe(self, seed: nn.Module, device: torch.device | None) -> None:
+    def _probe(self, seed: nn.Module, device: torch.device | None = None) -> None:
         is_cnn = self.topology is Topology.CNN
         shape = (1, self.channels, 8, 8) if is_cnn else (2, 8, self.channels)
         with torch.no_grad():

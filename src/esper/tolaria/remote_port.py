@@ -90,7 +90,8 @@ class RemotePort(ABC):
             case WorkerReady(identity=identity):
                 return identity
             case WorkerRefused(message=message, exit_code=code):
-                raise (UsageError if code == UsageError.exit_code else RunFailedError)(message)
+                kind = UsageError if code == UsageError.exit_code else RunFailedError
+                raise kind(f"worker {self._index}: {message}")
             case other:
                 raise self._loss(f"answered its start with {type(other).__name__}")
 

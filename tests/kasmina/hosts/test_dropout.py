@@ -70,3 +70,10 @@ def test_dropout_without_a_generator_is_refused() -> None:
 
 def test_the_probability_is_shown() -> None:
     assert repr(SeededDropout(0.5)) == "SeededDropout(probability=0.5)"
+
+
+def test_mask_follows_the_input_to_another_device() -> None:
+    dropout = SeededDropout(0.5)
+    dropout.generator = generator()
+
+    assert dropout(torch.ones(3, 5, device="meta")).device.type == "meta"

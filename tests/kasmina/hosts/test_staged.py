@@ -1,8 +1,10 @@
 """Networks of the user's own as hosts: cut exactly, or refused in one sentence."""
 
+import copy
 from collections.abc import Callable
 from threading import Thread
 
+import msgspec
 import pytest
 import torch
 from tests.kasmina.tools import generator, normal, unchanged_global_rng
@@ -12,6 +14,7 @@ from torch.nn import functional
 from esper.kasmina.hosts import build_host, make_host, staged
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.actions import Blueprint, Style, Topology
+from esper.leyline.attribution import Ablation
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import ModuleHostSpec
@@ -116,6 +119,26 @@ def test_seeds_grow_in_every_slot(stage: Stage) -> None:
         assert any(gradient is not None and gradient.any() for gradient in found)
 
 
+@pytest.mark.parametrize("after", [["stem"], ["layer1"], ["layer2"]])
+def test_ablation_uses_statistics_of_the_batch_and_leaves_the_running_ones(
+    after: list[str],
+) -> None:
+    host = make_host(Plain(), after=after, sample=SAMPLE)
+    reference = copy.deepcopy(host)
+    model = MorphogeneticModel(host, ["r0c0"], LifecycleRules()).eval()
+    seed = PlantedSeed("r0c0", Blueprint.CONV_LIGHT, Style.SIGMOID_ADD, 1.0, Stage.HOLDING)
+    plant(model, seed, generator())
+    before = {name: tensor.clone() for name, tensor in host.state_dict().items()}
+
+    (logits,) = model.fused_forward(SAMPLE, [Ablation(frozenset(["r0c0"]))]).logits
+
+    # Before the slot nothing differs from the network with the seed; behind it everything may.
+    reference.stages.eval()
+    reference.head.train()
+    assert torch.equal(logits, reference(SAMPLE))
+    assert all(torch.equal(before[name], now) for name, now in host.state_dict().items())
+
+
 def test_same_generator_gives_the_same_host_without_the_global_one() -> None:
     with unchanged_global_rng():
         hosts = [build_host(SPEC, generator(seed)) for seed in (1, 1, 2)]
@@ -147,6 +170,36 @@ class Functional(Plain):
         return functional.dropout(super().forward(x))
 
 
+class DependingOnMode(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(super().forward(x), training=self.training)
+
+
+class FixedBatch(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer2(self.layer1(self.stem(x))).reshape(4, -1)
+
+
+class Halving(nn.Module):
+    """Puts out fewer rows in evaluation mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x[:, :, ::2]
+
+
+class Folding(nn.Module):
+    """Puts the columns of each image where the batch belongs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(3, 1, 2, 0)
+
+
+def before_a_head(*parts: nn.Module) -> Callable[[], nn.Module]:
+    """Return a factory of networks with `parts` behind a convolution, the first of them named 1."""
+    stem = nn.Conv2d(1, 2, 3)
+    return lambda: nn.Sequential(stem, *parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str], str]] = {
     "no name": (Plain, [], "at least one submodule"),
     "unknown": (Plain, ["layer9"], "no submodule 'layer9'"),
@@ -158,6 +211,24 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str], str]] = {
     "function": (Functional, ["stem"], "global generator"),
     "channels": (lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d()), ["0"], "Dropout2d"),
     "tuple": (lambda: nn.Sequential(nn.Flatten(2), nn.LSTM(64, 3)), ["0"], "puts out a tuple"),
+    "tuple in a slot": (
+        lambda: nn.Sequential(nn.Flatten(2), nn.LSTM(64, 3), nn.Identity()),
+        ["1"],
+        "'1' puts out a tuple; a slot needs one tensor",
+    ),
+    "mode": (DependingOnMode, ["stem"], r"depends on self\.training"),
+    "leaf that draws": (before_a_head(nn.RReLU()), ["1"], "draws from torch's global generator"),
+    "head that draws": (before_a_head(nn.RReLU()), ["0"], "draws from torch's global generator"),
+    "fixed batch": (FixedBatch, ["stem"], "one row per sample"),
+    "folded batch": (before_a_head(Folding()), ["1"], "for a batch of 4"),
+    "shape of a mode": (before_a_head(Halving()), ["1"], r"changes from .* with training"),
+    "other images": (lambda: nn.Sequential(nn.Conv2d(3, 2, 1)), ["0"], "cannot run a batch of"),
+    "two kinds": (lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(2)), ["0", "1"], "kind"),
+    "statistics": (
+        before_a_head(nn.InstanceNorm2d(2, track_running_stats=True)),
+        ["0"],
+        "1: the running statistics of InstanceNorm2d",
+    ),
 }
 
 
@@ -167,6 +238,21 @@ def test_what_cannot_be_cut_is_refused_in_one_sentence(case: str) -> None:
 
     with pytest.raises(UsageError, match=reason):
         make_host(build(), after=after, sample=SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_classes": 4}, "puts out 3 logits, and its spec says num_classes = 4"),
+        ({"topology": Topology.TRANSFORMER}, "its spec says transformer"),
+        ({"sample_shape": (3, 8, 8)}, r"cannot run a batch of shape \(2, 3, 8, 8\)"),
+    ],
+)
+def test_spec_that_differs_from_its_network_is_refused(
+    change: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=f"plain'.*{reason}"):
+        build_host(msgspec.structs.replace(SPEC, **change), generator())
 
 
 @pytest.mark.parametrize("factory", ["no_such_package:build", f"{__name__}:nothing", "plain"])
@@ -200,7 +286,7 @@ def test_other_threads_run_their_modules_while_one_is_cut() -> None:
     other = nn.Linear(3, 2)
     model = RunsAnother(other)
 
-    staged._traced(model, ["first"])
+    staged._trace(model, ["first"])
 
     (output,) = model.outputs
     assert torch.equal(output, other(torch.ones(1, 3)))

@@ -38,10 +38,12 @@ class SeededDropout(nn.Module):
             return x
         if self.generator is None:
             raise ContractError("dropout has no generator; call set_dropout_generator first")
-        words = torch.empty(-(-x.numel() // LANES_PER_WORD), dtype=torch.int64, device=x.device)
+        # On the generator's device, as a network that was loaded may have been moved since.
+        device = self.generator.device
+        words = torch.empty(-(-x.numel() // LANES_PER_WORD), dtype=torch.int64, device=device)
         # With an explicit lower bound: by default, random_ never sets the sign bit.
         words.random_(-(2**63), None, generator=self.generator)
-        lanes = words.view(torch.int16)[: x.numel()].view(x.shape)
+        lanes = words.to(x.device).view(torch.int16)[: x.numel()].view(x.shape)
         return x * (lanes >= self._threshold).to(x.dtype).mul_(self._scale)
 
     def extra_repr(self) -> str:

@@ -1,13 +1,13 @@
 """Builds a host from its spec and a generator."""
 
 import importlib
-import threading
-from typing import Final
+import math
 
 import torch
 from torch import nn
 
 from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.global_generator import borrowed_global_generator
 from esper.kasmina.hosts.segmented import SegmentedHost
 from esper.kasmina.hosts.staged import make_host
 from esper.kasmina.hosts.transformer import TransformerHost
@@ -18,10 +18,8 @@ from esper.leyline.tasks import CnnHostSpec, HostSpec, ModuleHostSpec, Transform
 __all__ = ["build_host"]
 
 TRANSFORMER_STD = 0.02
-
-
-_GLOBAL_GENERATOR: Final = threading.Lock()
-"""Foreign modules draw their parameters from torch's global generator; one at a time."""
+SAMPLE_SIZE = 2
+"""Of the batch that a foreign module is tried with."""
 
 
 def build_host(spec: HostSpec, generator: torch.Generator) -> SegmentedHost:
@@ -41,14 +39,23 @@ def build_host(spec: HostSpec, generator: torch.Generator) -> SegmentedHost:
 
 def _staged(spec: ModuleHostSpec, generator: torch.Generator) -> SegmentedHost:
     seed = int(torch.randint(2**62, (), generator=generator))
-    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with borrowed_global_generator(seed):
         model = _made(spec.factory)
-    host = make_host(model, after=spec.after, sample=torch.zeros(2, *spec.sample_shape))
+    shape = (SAMPLE_SIZE, *spec.sample_shape)
+    sample = torch.linspace(-1, 1, math.prod(shape)).view(shape)
+    try:
+        host = make_host(model, after=spec.after, sample=sample)
+    except UsageError as error:
+        raise UsageError(f"host {spec.factory!r}: {error}") from error
     if host.topology is not spec.topology:
         raise UsageError(
-            f"host {spec.factory}: its features are those of a {host.topology} host, and its spec "
-            f"says {spec.topology}"
+            f"host {spec.factory!r}: its features are those of a {host.topology} host, and its "
+            f"spec says {spec.topology}"
+        )
+    if host.num_classes != spec.num_classes:
+        raise UsageError(
+            f"host {spec.factory!r}: it puts out {host.num_classes} logits, and its spec says "
+            f"num_classes = {spec.num_classes}"
         )
     return host
 

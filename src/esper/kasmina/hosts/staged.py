@@ -9,23 +9,21 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.kasmina.hosts.dropout import SeededDropout
+from esper.kasmina.hosts.global_generator import borrowed_global_generator
+from esper.kasmina.hosts.module_checks import (
+    TOPOLOGY_BY_DIM,
+    check_features,
+    check_host,
+    check_names,
+    check_parts,
+    refusing_errors,
+)
 from esper.kasmina.hosts.segmented import SegmentedHost
 from esper.leyline.actions import Topology
 from esper.leyline.errors import UsageError
 from esper.leyline.slots import InjectionSpec, Surface, format_slot_id
 
 __all__ = ["StagedHost", "make_host"]
-
-TOPOLOGY_BY_DIM: Final = {4: Topology.CNN, 3: Topology.TRANSFORMER}
-DRAWING_FUNCTIONS: Final = (
-    nn.functional.dropout,
-    nn.functional.dropout1d,
-    nn.functional.dropout2d,
-    nn.functional.dropout3d,
-    nn.functional.alpha_dropout,
-    nn.functional.feature_alpha_dropout,
-)
-
 
 _TRACING: Final = threading.Lock()
 """Held by a trace: it replaces `nn.Module.__call__` and puts back what it found."""
@@ -35,11 +33,17 @@ class StagedHost(SegmentedHost):
     """A module in stages, with a slot behind each but the last; slot i is named r0ci."""
 
     def __init__(
-        self, stages: Sequence[nn.Module], head: nn.Module, features: Sequence[Tensor]
+        self,
+        stages: Sequence[nn.Module],
+        head: nn.Module,
+        features: Sequence[Tensor],
+        *,
+        num_classes: int,
     ) -> None:
         specs = tuple(_injection_specs(features))
         super().__init__(specs, dict(zip((spec.slot_id for spec in specs), stages, strict=True)))
         self.head = head
+        self.num_classes = num_classes
         self._topology = TOPOLOGY_BY_DIM[features[0].dim()]
 
     @property
@@ -64,21 +68,23 @@ def make_host(model: nn.Module, *, after: Sequence[str], sample: Tensor) -> Stag
         sample: a batch of inputs, from which the channels of each slot are found.
     """
     model = copy.deepcopy(model)
-    _check_names(model, after)
+    check_names(model, after)
+    check_parts(model)
     _seed_dropout(model)
     graph = _traced(model, after)
     stages: list[nn.Module] = list(_segments(model, graph, after))
-    features = _boundaries(stages, sample)
-    return StagedHost(stages[:-1], stages[-1], features)
-
-
-def _check_names(model: nn.Module, after: Sequence[str]) -> None:
-    known = dict(model.named_modules())
-    if not after or len(set(after)) != len(after):
-        raise UsageError(f"after = {list(after)}: must name at least one submodule, each once")
-    for name in after:
-        if name not in known or not name:
-            raise UsageError(f"after: the model has no submodule {name!r}")
+    calls = (node for node in graph.nodes if node.op == "call_module")
+    names = [str(node.target) for node in calls if node.target in after]
+    # Should the model draw from the global generator, it does not show outside.
+    with borrowed_global_generator(0), torch.no_grad():
+        *features, logits = _boundaries(stages, names, sample)
+        kinds = {h.dim(): name for h, name in zip(features, names, strict=True)}
+        if len(kinds) > 1:
+            first, other = sorted(kinds.values())
+            raise UsageError(f"{first!r} and {other!r}: all slots need features of the same kind")
+        host = StagedHost(stages[:-1], stages[-1], features, num_classes=logits.shape[-1])
+        check_host(host, model, names, sample)
+    return host.train()
 
 
 def _seed_dropout(model: nn.Module) -> None:
@@ -87,12 +93,6 @@ def _seed_dropout(model: nn.Module) -> None:
         if type(part) is nn.Dropout:
             parent = model.get_submodule(name.rpartition(".")[0])
             setattr(parent, name.rpartition(".")[2], SeededDropout(part.p))
-        elif isinstance(part, nn.modules.dropout._DropoutNd):
-            raise UsageError(f"{name}: {type(part).__name__} draws from torch's global generator")
-        elif getattr(part, "dropout", 0.0) and isinstance(part, nn.MultiheadAttention | nn.RNNBase):
-            raise UsageError(
-                f"{name}: its dropout draws from torch's global generator; set it to 0"
-            )
 
 
 class _Tracer(fx.Tracer):
@@ -130,18 +130,25 @@ class _Tracer(fx.Tracer):
 
 
 def _traced(model: nn.Module, after: Sequence[str]) -> fx.Graph:
-    try:
-        with _TRACING:
-            graph = _Tracer(after).trace(model)
-    except Exception as error:  # tracing runs the model's own code
-        raise UsageError(f"the model cannot be cut into stages: {error}") from error
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in DRAWING_FUNCTIONS:
-            raise UsageError(f"{node.name}: a dropout function draws from torch's global generator")
+    training, graph = (_trace(model.train(mode), after) for mode in (True, False))
+    if training.python_code("self").src != graph.python_code("self").src:
+        # A trace keeps what `self.training` was, so one of the two modes would be wrong.
+        raise UsageError(
+            "the model's forward depends on self.training; leave that to submodules such as "
+            "nn.Dropout and nn.BatchNorm2d"
+        )
     num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
     if num_inputs != 1:
         raise UsageError(f"the model has {num_inputs} inputs; a host has one")
     return graph
+
+
+def _trace(model: nn.Module, after: Sequence[str]) -> fx.Graph:
+    try:
+        with _TRACING:
+            return _Tracer(after).trace(model)
+    except Exception as error:  # tracing runs the model's own code
+        raise UsageError(f"the model cannot be cut into stages: {error}") from error
 
 
 def _segments(model: nn.Module, graph: fx.Graph, after: Sequence[str]) -> Iterator[fx.GraphModule]:
@@ -200,35 +207,23 @@ class _Untouched(nn.Module):
         return changed
 
 
-def _boundaries(stages: list[nn.Module], sample: Tensor) -> list[Tensor]:
-    """Return what each stage but the last puts out; protect what a stage would change in place."""
+def _boundaries(stages: list[nn.Module], names: Sequence[str], sample: Tensor) -> list[Tensor]:
+    """Return the features behind each cut, then the logits; protect what would change in place."""
     seen: list[Tensor] = []
-    x: object = sample.clone()
-    with torch.no_grad():
-        for index, stage in enumerate(stages):
-            if not isinstance(x, Tensor):
-                raise UsageError(f"stage {index}: a stage before it puts out a {type(x).__name__}")
-            seen.append(x)
-            version = x._version
-            x = stage.eval()(x)
-            if seen[-1]._version != version:
-                stages[index] = _Untouched(stage)
-            stages[index].train()
-    if not isinstance(x, Tensor):
-        raise UsageError(f"the model puts out a {type(x).__name__} instead of logits")
-    _check_features(seen[1:])
-    return seen[1:]
-
-
-def _check_features(features: Sequence[Tensor]) -> None:
-    for index, h in enumerate(features):
-        if h.dim() not in TOPOLOGY_BY_DIM:
-            raise UsageError(
-                f"stage {index}: a slot needs features of shape (batch, channels, height, width) "
-                f"or (batch, time, channels), not {tuple(h.shape)}"
-            )
-        if h.dim() != features[0].dim():
-            raise UsageError(f"stage {index}: all slots need features of the same kind")
+    x = sample.clone()
+    for index, stage in enumerate(stages):
+        version = x._version
+        with refusing_errors(sample):
+            output: object = stage.eval()(x)
+        if x._version != version:
+            stages[index] = _Untouched(stage)
+        if index < len(names):
+            check_features(names[index], output, len(sample))
+        if not isinstance(output, Tensor):
+            raise UsageError(f"the model puts out a {type(output).__name__} instead of logits")
+        x = output
+        seen.append(x)
+    return seen
 
 
 def _injection_specs(features: Sequence[Tensor]) -> Iterator[InjectionSpec]:

@@ -11,16 +11,19 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from esper.kasmina.hosts import build_host
+from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.config import AmpDtype, CompileMode, Job, TrainingConfig
+from esper.leyline.errors import ConfigError
 from esper.leyline.legality import ActionRules
 from esper.leyline.probes import ProbeHostSpec
-from esper.leyline.tasks import TaskSpec
+from esper.leyline.tasks import ModuleHostSpec, TaskSpec
 from esper.leyline.workers import WorkerIdentity
 from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmented
 from esper.runtime.contexts import BatchSource, ContextBatches, transformed
 from esper.runtime.datasets import Part, TensorDataset
 from esper.runtime.sources import DataRequest
-from esper.runtime.tasks import load_dataset, registered_task
+from esper.runtime.tasks import RegisteredTask, load_dataset, registered_task
 from esper.simic.training.assembly.machine import machine_kind
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.contexts import context_of, is_drawn
@@ -107,10 +110,14 @@ def prepare_worker(
         env_ids: the envs that the worker owns, if not all: batches are made for these only.
     """
     config = job.training
-    task = registered_task(config.task).spec
+    registered = registered_task(config.task)
+    task = registered.spec
+    # Before the data: a network that cannot be a host should not cost a download.
+    _check_network(registered, job)
     device = resolve_device(config.device)
     env_devices = resolve_env_devices(config.devices, policy_device=device, n_envs=config.n_envs)
     dataset = load_data(job, stop) if dataset is None else dataset
+    _check_inputs(task, dataset)
     iterator = partial(
         _batches_of,
         parts,
@@ -171,6 +178,38 @@ def _name_of_context(task: TaskSpec, config: TrainingConfig, round_index: int, e
     drawn = context_of(task, config, round_index, env_id)
     assert drawn is not None, f"task {task.name} has contexts"
     return drawn.name
+
+
+def _check_network(task: RegisteredTask, job: Job) -> None:
+    """Raise unless a network that is not Esper's own can be built here, with every seed."""
+    spec, generator = task.spec, torch.Generator()
+    # Only building it shows whether it can be a host.
+    if task.build_host is not None:
+        host = task.build_host(spec, generator)
+    elif isinstance(spec.host, ModuleHostSpec):
+        host = build_host(spec.host, generator)
+    else:
+        return
+    config = job.training
+    MorphogeneticModel(host, config.slots, config.lifecycle).check_blueprints()
+
+
+def _check_inputs(task: TaskSpec, dataset: TensorDataset) -> None:
+    """Raise unless a network of the user's own takes the data that its task loads."""
+    if not isinstance(task.host, ModuleHostSpec):
+        return
+    shape, num_classes = tuple(dataset.train.inputs.shape[1:]), task.host.num_classes
+    if shape != task.host.sample_shape:
+        raise ConfigError(
+            f"task {task.name!r}: its data have inputs of shape {shape}, its host takes "
+            f"sample_shape = {task.host.sample_shape}"
+        )
+    highest = int(dataset.train.targets.max())
+    if highest >= num_classes:
+        raise ConfigError(
+            f"task {task.name!r}: its data have the label {highest}, its host "
+            f"num_classes = {num_classes}"
+        )
 
 
 def amp_dtype(setup: WorkerSetup) -> torch.dtype | None:
