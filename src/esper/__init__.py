@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from esper.kasmina.grown_network import GrownNetwork
     from esper.kasmina.hosts import StagedHost
 
 __all__ = ["__distribution__", "__version__", "host", "load_grown"]
@@ -18,8 +19,12 @@ __distribution__ = "esper-grow"
 """What pip installs; the name `esper` belongs to another project there."""
 
 
-def load_grown(path: "Path | str") -> "nn.Module":
-    """Load a network that Esper has grown, ready to use: an ordinary module in evaluation mode."""
+def load_grown(path: "Path | str") -> "GrownNetwork":
+    """Load a network that Esper has grown: an ordinary module in evaluation mode.
+
+    It takes inputs as the data set stores them, such as pixels from 0 to 255: its submodule
+    `preprocess` scales them, `model` maps scaled inputs to logits. All parameters can be trained.
+    """
     # torch takes seconds to load, and most of what imports this package does without it.
     from esper.simic.training.checkpoints import grown
 

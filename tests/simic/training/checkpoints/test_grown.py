@@ -10,11 +10,13 @@ import torch
 from tests.builders.tiny_runs import tiny_run
 from tests.builders.tiny_tasks import TINY, TINY_LM
 from tests.kasmina.bodies import BLUEPRINT, CNN, SPECS, disturb, grown, inputs, plant
+from tests.kasmina.seeds import CAUSE
 from torch import Tensor, nn
 
 import esper
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.seed import Ramp
 from esper.leyline.actions import Style, Topology
 from esper.leyline.errors import ExitCode, RunFailedError, UnreadableFileError
 from esper.leyline.stages import LifecycleRules, Stage
@@ -93,13 +95,52 @@ def test_loaded_network_is_an_ordinary_module(tmp_path: Path) -> None:
     assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
 
 
+def test_seed_that_was_being_removed_can_be_trained_too(tmp_path: Path) -> None:
+    model = model_in((Stage.BLENDING,), CNN, Style.SIGMOID_ADD)
+    (slot, *_) = model.all_slots()
+    assert slot.schedule_prune(Ramp(num_steps=3), CAUSE).succeeded
+    assert not any(parameter.requires_grad for parameter in slot.seed_parameters())
+
+    loaded = esper.load_grown(written(model, CNN, tmp_path / "grown.pt"))
+
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64])
+def test_stored_pixels_are_standardized_per_channel(dtype: torch.dtype, tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(CNN, in_channels=2)
+    model = model_in((Stage.FOSSILIZED,), spec, Style.SIGMOID_ADD)
+    header = msgspec.structs.replace(
+        header_for(model, spec), pixel_mean=(10.0, 100.0), pixel_std=(2.0, 50.0)
+    )
+    save_grown(materialize_grown_state(model), header, tmp_path / "grown.pt")
+    pixels = torch.randint(256, (4, 2, 8, 8), generator=torch.Generator().manual_seed(1))
+    mean, std = torch.tensor(header.pixel_mean), torch.tensor(header.pixel_std)
+    expected = (pixels - mean[:, None, None]) / std[:, None, None]
+
+    loaded = esper.load_grown(tmp_path / "grown.pt")
+
+    torch.testing.assert_close(loaded.preprocess(pixels.to(dtype)), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(pixels.to(dtype)), model(expected))
+
+
+def test_bytes_of_text_are_taken_as_they_are_stored(tmp_path: Path) -> None:
+    spec = SPECS[Topology.TRANSFORMER]
+    model = model_in((Stage.FOSSILIZED,), spec, Style.SIGMOID_ADD)
+    loaded = esper.load_grown(written(model, spec, tmp_path / "grown.pt"))
+
+    with torch.no_grad():
+        assert torch.equal(loaded(inputs(spec).to(torch.uint8)), model(inputs(spec)))
+
+
 def test_seeds_that_take_no_part_stay_behind(tmp_path: Path) -> None:
     model = model_in((Stage.TRAINING, Stage.FOSSILIZED, Stage.GERMINATED), CNN, Style.SIGMOID_ADD)
     first, second, third = model.slot_config.slot_ids[:3]
 
     loaded = esper.load_grown(written(model, CNN, tmp_path / "grown.pt"))
 
-    names = loaded.state_dict().keys()
+    names = loaded.model.state_dict().keys()
     assert any(name.startswith(f"slots.{second}.") for name in names)
     assert not any(name.startswith((f"slots.{first}.", f"slots.{third}.")) for name in names)
 

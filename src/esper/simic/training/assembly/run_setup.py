@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.kasmina.hosts import build_host
 from esper.leyline.config import Job
-from esper.leyline.tasks import ModuleHostSpec, TaskKind, TaskSpec
+from esper.leyline.tasks import TaskKind, TaskSpec
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import registered_task
 from esper.simic.telemetry.traces import prepare_tracing
@@ -78,14 +77,11 @@ def prepare_run(
     """
     # Devices and checkpoint before the data: a typing mistake should not cost a download.
     device = resolve_device(job.training.device)
-    task = registered_task(job.training.task)
-    if task.build_host is None and isinstance(task.spec.host, ModuleHostSpec):
-        # Only building it shows whether a network of the user's own can be a host.
-        build_host(task.spec.host, torch.Generator())
+    task = registered_task(job.training.task).spec
     controller = build_controller(
         job,
         command,
-        rules=action_rules(job, task.spec),
+        rules=action_rules(job, task),
         device=device,
         resumed=resumed,
         parts=parts,
@@ -103,7 +99,8 @@ def prepare_run(
 
 def grown_header(setup: RunSetup, round_index: int, env_id: int) -> GrownHeader:
     """Return what has to be known of the network that an env grows."""
-    config, scale = setup.job.training, setup.worker.dataset.pixel_scale
+    config, dataset = setup.job.training, setup.worker.dataset
+    scale, inputs = dataset.pixel_scale, dataset.train.inputs
     drawn = context_of(setup.task, config, round_index, env_id)
     factor = 1.0 if drawn is None else drawn.input_scale
     # A host that a task builds itself has no description from which it could be built again.
@@ -115,4 +112,6 @@ def grown_header(setup: RunSetup, round_index: int, env_id: int) -> GrownHeader:
         lifecycle=config.lifecycle,
         pixel_mean=None if scale is None else scale.mean,
         pixel_std=None if scale is None else tuple(value / factor for value in scale.std),
+        input_shape=tuple(inputs.shape[1:]),
+        takes_tokens=scale is None and not inputs.is_floating_point(),
     )

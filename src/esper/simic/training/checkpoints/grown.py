@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import nn
 
+from esper.kasmina.grown_network import GrownNetwork, Preprocess
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import (
@@ -30,6 +31,7 @@ __all__ = [
     "GrownHeader",
     "GrownWriter",
     "load_grown",
+    "load_grown_with_header",
     "materialize_grown_state",
     "read_grown_header",
     "save_grown",
@@ -50,6 +52,10 @@ class GrownHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pixel_mean: tuple[float, ...] | None = None
     """Inputs are normalised as (pixel - mean) / std; None leaves them unchanged."""
     pixel_std: tuple[float, ...] | None = None
+    input_shape: tuple[int, ...] | None = None
+    """Of one stored input, without the batch; None in files of earlier versions."""
+    takes_tokens: bool = False
+    """Whether inputs are token ids instead of floating-point numbers."""
     esper_version: str = __version__
 
 
@@ -110,9 +116,14 @@ def read_grown_header(path: Path | str) -> GrownHeader:
     return header
 
 
-def load_grown(path: Path | str) -> nn.Module:
-    """Load a grown network as an ordinary module in evaluation mode."""
-    path = Path(path)
+def load_grown(path: Path | str) -> GrownNetwork:
+    """Load a grown network as an ordinary module in evaluation mode, which can be trained on."""
+    network, _ = load_grown_with_header(Path(path))
+    return network
+
+
+def load_grown_with_header(path: Path) -> tuple[GrownNetwork, GrownHeader]:
+    """Load a grown network, and what its file says of it."""
     header, state = _read(path)
     # The initial weights are overwritten below, so the seed of this generator does not matter.
     host = _build_host(header, path, torch.Generator())
@@ -125,7 +136,10 @@ def load_grown(path: Path | str) -> nn.Module:
         model.load_state(state)
     except EsperError as error:
         raise UnreadableFileError(path, f"does not fit its host: {error}") from error
-    return model.eval()
+    # Those of a seed that was being removed were frozen.
+    model.requires_grad_(True)
+    scale = Preprocess(header.pixel_mean, header.pixel_std)
+    return GrownNetwork(scale, model).eval(), header
 
 
 def _build_host(header: GrownHeader, path: Path, generator: torch.Generator) -> nn.Module:
