@@ -3,7 +3,7 @@
 Usage: python -m tools.floors
 
 A scratch environment gets Esper's wheel, built and installed with every lower bound as an exact
-version: those of the build, of `dependencies` and of the extra `query`. Everything else is as in
+version: those of the build, of `dependencies` and of the extras below. Everything else is as in
 constraints.txt. tools/smoke.py runs there before any development tool is installed, then the tests
 that exercise each dependency.
 """
@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = ("query", "export")
 TESTS: dict[str, tuple[str, ...]] = {
     "anyio": (
         "tests/nissa/bus/test_hub.py",
@@ -49,7 +50,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/karn/report/test_comparison_page.py",
         "tests/karn/web/test_dashboard_browser.py",
     ),
+    "onnx": ("tests/simic/exporting/test_export.py",),
+    "onnxscript": ("tests/simic/exporting/test_export.py",),
     "rich": ("tests/karn/console/test_console.py",),
+    "safetensors": ("tests/simic/exporting/test_export.py",),
     "starlette": ("tests/karn/web/test_routes.py", "tests/nissa/live/test_security.py"),
     "torch": ("tests/kasmina/test_layers.py", "tests/simic/agent/test_ppo_update.py"),
     "uvicorn": ("tests/nissa/live/test_server.py",),
@@ -97,7 +101,7 @@ def lowest_versions(pyproject: Mapping[str, Any]) -> dict[str, str]:
     lines = [
         *pyproject["build-system"]["requires"],
         *project["dependencies"],
-        *project["optional-dependencies"]["query"],
+        *(line for extra in EXTRAS for line in project["optional-dependencies"][extra]),
     ]
     requirements = map(Requirement, lines)
     return {canonicalize_name(each.name): lowest(each) for each in requirements}
@@ -128,7 +132,7 @@ def try_out(folder: Path, constraints: Path) -> None:
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     environment |= dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(constraints))
     install = (python, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary", ":all:")
-    call(*install, ".[query]", environment=environment)
+    call(*install, f".[{','.join(EXTRAS)}]", environment=environment)
     (folder / "smoke").mkdir()
     call(python, "-I", "tools/smoke.py", folder / "smoke", environment=environment)
     call(*install, ".[dev]", environment=environment)

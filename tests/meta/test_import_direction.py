@@ -32,8 +32,9 @@ SIMIC_ALLOWED = {
     "probes": set(),
     "training": {"agent", "rewards", "attribution", "control", "telemetry", "probes"},
     "evaluation": {"agent", "rewards", "attribution", "control", "telemetry", "training"},
+    "exporting": {"training"},
 }
-"""Within simic: training and evaluation depend on the rest, never the other way."""
+"""Within simic: training, evaluation and exporting depend on the rest, never the other way."""
 
 NISSA_ALLOWED = {
     "storage": set(),

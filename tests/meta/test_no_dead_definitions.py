@@ -223,6 +223,7 @@ LIBRARY = "for users of the library"
 PLUGIN = "loaded by the name of its module"
 COMMAND = "what an installed command calls"
 DOUBLE = "an official double, for the tests of users too"
+FACTORY = "named by the spec of a host, which imports it"
 CALLED = "called by the framework that it overrides"
 TOOLS = "read by tools: soaks, benches and the generators of documentation"
 REPLACED = "an option that tests replace: another file system, limit or clock"
@@ -270,11 +271,13 @@ ALLOWED: dict[str, str] = {
     "esper.nissa.bus.recording_hub.flush.timeout_s": DOUBLE,
     "esper.runtime.downloads.download.limit_s": REPLACED,
     "esper.runtime.formats._BoundedReader.readable": CALLED,
+    "esper.runtime.networks.resnet.resnet20": FACTORY,
+    "esper.runtime.networks.vit.digits_vit": FACTORY,
     "esper.runtime.tasks.register_task": LIBRARY,
     "esper.simic.agent.ppo_metrics.*Metrics.*": BY_NAME,
     "esper.simic.evaluation.evaluate.evaluate_policy.shutdown_event": LIBRARY,
     "esper.simic.evaluation.statistics.bootstrap.num_draws": REPLACED,
-    "esper.simic.training.checkpoints.grown.GrownHeader.*": WRITTEN,
+    "esper.simic.exporting.graph.Graph.*": WRITTEN,
     "esper.simic.training.checkpoints.grown.read_grown_header": LIBRARY,
     "esper.simic.training.worker_process.serve": CALLED,
     "esper.tolaria.fences.FenceCall.operation": DOUBLE,

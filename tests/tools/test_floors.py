@@ -20,17 +20,22 @@ PROJECT = {
     "project": {
         "requires-python": ">=3.11",
         "dependencies": ["torch>=2.13", "Backports.zstd>=1.0; python_version < '3.14'"],
-        "optional-dependencies": {"query": ["duckdb>=1.1.1,<3"], "dev": ["pytest>=8"]},
+        "optional-dependencies": {
+            "query": ["duckdb>=1.1.1,<3"],
+            "export": ["onnx>=1.23.2"],
+            "dev": ["pytest>=8"],
+        },
     },
 }
 
 
-def test_lower_bounds_of_build_runtime_and_query_are_found() -> None:
+def test_lower_bounds_of_build_runtime_and_extras_are_found() -> None:
     assert lowest_versions(PROJECT) == {
         "hatchling": "1.27",
         "torch": "2.13",
         "backports-zstd": "1.0",
         "duckdb": "1.1.1",
+        "onnx": "1.23.2",
     }
 
 

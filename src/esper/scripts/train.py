@@ -24,6 +24,7 @@ from esper.scripts.terminal import dispensable_output, print_json
 from esper.scripts.train_check import add_check_flags, run_check
 from esper.scripts.train_compare import add_compare_flags, run_compare
 from esper.scripts.train_eval import add_eval_flags, run_eval
+from esper.scripts.train_export import add_export_flags, run_export
 from esper.scripts.train_inspect import add_inspect_flags, run_inspect
 from esper.scripts.train_sweep import add_sweep_flags, run_sweep_command
 
@@ -64,6 +65,11 @@ def build_parser() -> ArgumentParser:
     evaluate = commands.add_parser("eval", help="evaluate a checkpoint's policy on fresh hosts")
     add_eval_flags(evaluate)
     evaluate.set_defaults(command=run_eval)
+    export = commands.add_parser(
+        "export", help="write a grown network in a format that is read without Esper"
+    )
+    add_export_flags(export)
+    export.set_defaults(command=run_export)
     compare = commands.add_parser(
         "compare",
         help="compare controllers on the test split",

@@ -1,0 +1,1 @@
+"""Writes grown networks in formats that are read without Esper."""
