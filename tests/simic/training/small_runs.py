@@ -48,6 +48,7 @@ _SPEC = msgspec.structs.replace(
         "slots": ("r0c0", "r0c1"),
         "lstm_hidden_dim": 8,
         "feature_dim": 8,
+        "recurrent_n_epochs": 2,
         "max_epochs": 3,
         "n_envs": 2,
         "n_episodes": 1,

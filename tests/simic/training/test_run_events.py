@@ -366,7 +366,7 @@ def test_telemetry_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     ("phase", "step"),
     [
         (Phase.BUILD, 0),
-        *itertools.product((Phase.TRAIN, Phase.VALIDATE, Phase.APPLY), (0, 1, 3)),
+        *itertools.product((Phase.TRAIN, Phase.VALIDATE, Phase.APPLY), (0, 3)),
     ],
 )
 def test_an_env_that_breaks_is_reported_once_and_the_others_go_on(

@@ -57,7 +57,7 @@ def on_threads(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     return facts_of(digits_job(tmp_path_factory.mktemp("threads"), engine="threads", lanes=2))
 
 
-@pytest.mark.parametrize(("workers", "lanes"), [(1, 1), (2, None), (3, 2), (8, 1)])
+@pytest.mark.parametrize(("workers", "lanes"), [(1, 1), (3, 2), (8, 1)])
 def test_processes_give_the_same_events_weights_and_network_as_threads(
     workers: int, lanes: int | None, on_threads: Facts, tmp_path: Path
 ) -> None:
