@@ -18,8 +18,8 @@ from esper.runtime.formats import read_archive
 from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint, read_checkpoint
 
 WAIT_S = 100
-MAX_MEMORY_BYTES = 512 << 20
-HUGE_BYTES = 768 << 20
+MAX_MEMORY_BYTES = 320 << 20
+HUGE_BYTES = 400 << 20
 LIMITED = (
     "import resource, sys\n"
     f"resource.setrlimit(resource.RLIMIT_AS, ({MAX_MEMORY_BYTES}, {MAX_MEMORY_BYTES}))\n"
@@ -32,7 +32,7 @@ LIMITED = (
 def run_limited(
     command: str, *arguments: str | bytes | Path
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a command in 512 MiB of address space."""
+    """Run a command in 320 MiB of address space."""
     return subprocess.run(
         [sys.executable, "-c", LIMITED, command, *arguments],
         capture_output=True,

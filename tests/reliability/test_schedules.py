@@ -13,7 +13,7 @@ from tools.soak.schedules import NUM_ENVS, dawdling_lanes
 def test_lanes_and_delays_change_no_bit(task: str, tmp_path: Path) -> None:
     plain = fingerprint(short_run(tmp_path, task, n_envs=NUM_ENVS))
 
-    for lanes in (2, 4, 8):
+    for lanes in (2, 8):
         with dawdling_lanes(seed=lanes):
             assert fingerprint(short_run(tmp_path, task, lanes=lanes, n_envs=NUM_ENVS)) == plain
 

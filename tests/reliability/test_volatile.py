@@ -37,4 +37,4 @@ def test_renames_before_the_cut_that_are_not_forced_to_disk_are_noticed(
     ]
     end = next(index for index in range(place, len(kept)) if kept[index].name == "truncate") + 2
     with pytest.raises(Exception, match=r"ends with event|rounds, but its event"):
-        check_all(tmp_path, run_dir, kept[:end], 1, 0, start=place)
+        check_all(tmp_path, run_dir, kept[:end], 1, 0, start=end - 3)

@@ -156,7 +156,7 @@ def private_bytes(pid: int) -> int:
 def test_a_worker_takes_little_memory_of_its_own_and_no_more_with_every_round(
     tmp_path: Path,
 ) -> None:
-    with started(*command(tmp_path, 500, *ON_PROCESSES)) as driver:
+    with started(*command(tmp_path, 500, *ON_PROCESSES, "--episode-length", "2")) as driver:
         grown = []
         for num_rounds in (3, 12):
             wait_until(lambda: num_rounds_of(tmp_path) >= num_rounds, process=driver)  # noqa: B023
