@@ -135,11 +135,9 @@ LIFE = msgspec.structs.replace(
 
 
 @styles
-@pytest.mark.parametrize("tempo", Tempo)
 @pytest.mark.parametrize("curve", CurveChoice)
-def test_no_pass_of_a_living_seed_is_without_gradient(
-    style: Style, tempo: Tempo, curve: CurveChoice
-) -> None:
+def test_no_pass_of_a_living_seed_is_without_gradient(style: Style, curve: CurveChoice) -> None:
+    tempo = tuple(Tempo)[(style + curve) % len(Tempo)]
     # Both kinds of host, and seeds that advance by themselves as well as by order, in turn.
     topology = tuple(Topology)[(style + tempo + curve) % 2]
     model = grown(SPECS[topology])

@@ -336,9 +336,9 @@ def test_model_with_some_slots_equals_its_host() -> None:
 # --- Walk ----------------------------------------------------------------------------------------
 
 
-def test_two_thousand_random_transitions_with_real_modules_leak_nothing() -> None:
+def test_random_transitions_with_real_modules_leak_nothing() -> None:
     walk = BodyWalk(random.Random(4))
 
-    walk.run(2_000)
+    walk.run(600)
 
-    assert walk.num_changes >= 2_000
+    assert walk.num_changes >= 600
