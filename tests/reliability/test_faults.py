@@ -22,9 +22,14 @@ class Plain:
         self.record = record
 
 
+NUM_KINDS = {TINY: len(Kind), TINY_LM: 5}
+"""How many kinds of fault are tried: a sample where the task hardly matters."""
+
+
 def test_every_kind_of_fault_is_contained_and_named(plain: Plain, tmp_path: Path) -> None:
     rng = random.Random(plain.task)
-    for kind in kinds_for(plain.task):
+    kinds = list(kinds_for(plain.task))
+    for kind in rng.sample(kinds, min(NUM_KINDS[plain.task], len(kinds))):
         fault = random_fault(rng, kind)
         check_contained(fault, run_with(tmp_path, plain.task, fault), plain.record)
 
