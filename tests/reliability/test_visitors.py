@@ -72,6 +72,14 @@ def is_alive(process: int) -> bool:
     return False
 
 
+@pytest.fixture
+def server(run: ServedRun) -> Iterator[ServedRun]:
+    """Return the run, which takes no steps in the meantime: only its server is looked at."""
+    run.process.send_signal(signal.SIGSTOP)
+    yield run
+    run.process.send_signal(signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
     with served_run(tmp_path_factory.mktemp("run"), *ENDLESS, "--quiet") as run:
@@ -171,19 +179,19 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("what", FLOODS)
-def test_flood_of_frames_ends_the_connection(what: str, run: ServedRun) -> None:
+def test_flood_of_frames_ends_the_connection(what: str, server: ServedRun) -> None:
     path, frame = FLOODS[what]
-    with RawClient(run.port) as client:
+    with RawClient(server.port) as client:
         assert client.request(path=path) == 101
         start = frame_bytes(Opcode.TEXT, is_final=False) if what == "empty parts" else b""
         client.send(start + frame * 20_000)
         # The close frame, or the reset that follows it if the flood was not read to its end.
         assert client.close_code() in (POLICY_VIOLATION, None)
-    assert status_of(run.port, "/healthz") == 200
+    assert status_of(server.port, "/healthz") == 200
 
 
-def test_slow_pings_and_selections_are_answered(run: ServedRun) -> None:
-    with RawClient(run.port) as client:
+def test_slow_pings_and_selections_are_answered(server: ServedRun) -> None:
+    with RawClient(server.port) as client:
         assert client.request() == 101
         for number in range(20):
             client.send(frame_bytes(Opcode.PING, bytes([number])))
@@ -243,14 +251,14 @@ def test_unread_response_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\nHost: 12"])
-def test_held_connections_keep_nobody_out(data: bytes, run: ServedRun) -> None:
+def test_held_connections_keep_nobody_out(data: bytes, server: ServedRun) -> None:
     held = []
     for _ in range(400):
         with suppress(OSError):
-            client = socket.create_connection(("127.0.0.1", run.port), timeout=WAIT_S)
+            client = socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
             client.sendall(data)
             held.append(client)
-    wait_until(lambda: status_of(run.port, "/healthz") == 200, "nobody else gets in")
+    wait_until(lambda: status_of(server.port, "/healthz") == 200, "nobody else gets in")
     for client in held:
         client.close()
 
@@ -282,27 +290,27 @@ def first_code(port: int) -> int | None:
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site"])
 @pytest.mark.parametrize("path", ["/api/events", "/api/run", "/healthz", "/", LARGE_FILE, "/ws"])
 def test_request_that_a_browser_marks_cross_site_is_refused(
-    path: str, site: str, run: ServedRun
+    path: str, site: str, server: ServedRun
 ) -> None:
     mark = f"Sec-Fetch-Site: {site}"
     if path == "/ws":
-        with RawClient(run.port) as client:
+        with RawClient(server.port) as client:
             assert client.request(mark) == 403
     else:
-        assert status_of(run.port, path, mark, "Sec-Fetch-Mode: no-cors") == 403
+        assert status_of(server.port, path, mark, "Sec-Fetch-Mode: no-cors") == 403
 
 
-def test_own_page_and_a_link_to_it_are_not_refused(run: ServedRun) -> None:
-    assert status_of(run.port, "/api/run", "Sec-Fetch-Site: same-origin") == 200
-    assert status_of(run.port, "/", "Sec-Fetch-Site: none") == 200
+def test_own_page_and_a_link_to_it_are_not_refused(server: ServedRun) -> None:
+    assert status_of(server.port, "/api/run", "Sec-Fetch-Site: same-origin") == 200
+    assert status_of(server.port, "/", "Sec-Fetch-Site: none") == 200
     link = ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document")
-    assert status_of(run.port, "/", *link) == 200
-    assert status_of(run.port, "/api/run", *link) == 403
+    assert status_of(server.port, "/", *link) == 200
+    assert status_of(server.port, "/api/run", *link) == 403
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/api/run", "/api/events", "/", "/none", LARGE_FILE])
-def test_every_response_forbids_sniffing_and_foreign_use(path: str, run: ServedRun) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", run.port, timeout=WAIT_S)
+def test_every_response_forbids_sniffing_and_foreign_use(path: str, server: ServedRun) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
     connection.request("GET", path)
     response = connection.getresponse()
     connection.close()
@@ -312,8 +320,8 @@ def test_every_response_forbids_sniffing_and_foreign_use(path: str, run: ServedR
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
-def test_only_reading_is_possible(method: str, run: ServedRun) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", run.port, timeout=WAIT_S)
+def test_only_reading_is_possible(method: str, server: ServedRun) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
     connection.request(method, "/api/run", b"x" * 10)
     assert connection.getresponse().status == 405
     connection.close()
