@@ -109,9 +109,7 @@ def planted_in(job: Job, env_id: int) -> Schedule:
     blueprints, slots = BLUEPRINTS_BY_TOPOLOGY[task.host.topology], job.training.slots
     blueprint = blueprints[env_id % len(blueprints)]
     slot = slots[env_id // len(blueprints) % len(slots)]
-    planted = ScheduledAction(
-        step=0, op=Op.GERMINATE.name.lower(), slot=slot, blueprint=blueprint.id
-    )
+    planted = ScheduledAction(step=0, op=Op.GERMINATE.name.lower(), slot=slot, blueprint=blueprint)
     return (planted,)
 
 

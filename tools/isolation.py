@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from esper.kasmina.blueprints import OPTIONAL_SEEDS
 from esper.kasmina.hosts import SegmentedHost, build_host
 from esper.kasmina.optimizers import build_sgd, clip_gradients, gradients_of, sgd_step
 from esper.kasmina.seed import GerminationRequest
 from esper.kasmina.slot import SeedSlot
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style
+from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style, Topology
 from esper.leyline.config import TrainingConfig
 from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import TaskSpec
@@ -36,6 +37,7 @@ from tools.markdown import table
 __all__ = [
     "OBJECTIVES",
     "Figure",
+    "all_blueprints",
     "held_out",
     "main",
     "measure",
@@ -118,7 +120,7 @@ class Figure:
     """The change of the validation loss by one seed that is switched fully on."""
 
     objective: str
-    blueprint: Blueprint
+    blueprint: str
     style: Style
     slot_id: str
     num_passes: int
@@ -149,6 +151,7 @@ def measure(
     passes: Sequence[int] = PASSES,
     objectives: Sequence[str] = tuple(OBJECTIVES),
     seed_lr: float | None = None,
+    blueprints: Sequence[str] | None = None,
 ) -> list[Figure]:
     """Train one host with all seeds in isolation and return their figures."""
     host = build_host(task.host, torch.Generator().manual_seed(repetition))
@@ -160,7 +163,9 @@ def measure(
     )
     candidates = [
         _candidate(task, host, *choice, seed_lr or task.seed_lr, repetition)
-        for choice in product(objectives, slots, BLUEPRINTS_BY_TOPOLOGY[host.topology], STYLES)
+        for choice in product(
+            objectives, slots, blueprints or all_blueprints(host.topology), STYLES
+        )
     ]
     batches = train_batches(task, dataset, repetition)
     figures: list[Figure] = []
@@ -175,12 +180,17 @@ def measure(
     return figures
 
 
+def all_blueprints(topology: Topology) -> tuple[str, ...]:
+    """Return the blueprints of every run and the optional ones."""
+    return (*BLUEPRINTS_BY_TOPOLOGY[topology], *OPTIONAL_SEEDS[topology])
+
+
 def _candidate(
     task: TaskSpec,
     host: SegmentedHost,
     objective: str,
     slot_id: str,
-    blueprint: Blueprint,
+    blueprint: str,
     style: Style,
     lr: float,
     repetition: int,
@@ -281,7 +291,7 @@ def tables(figures: Sequence[Figure]) -> str:
     seeds = dict.fromkeys((figure.blueprint, figure.style) for figure in chosen)
     by_seed = [
         (
-            f"`{seed[0].id}`, {seed[1].algorithm.name}",
+            f"`{seed[0]}`, {seed[1].algorithm.name}",
             *(
                 _worst([f for f in at if (f.blueprint, f.style) == seed])
                 for at in _by_passes(chosen)
@@ -323,6 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--slot", action="append", help="default: the first three")
     parser.add_argument("--seed-lr", type=float, help="default: the task's")
     parser.add_argument("--objective", action="append", choices=OBJECTIVES, help="default: all")
+    parser.add_argument("--blueprint", action="append", help="default: all, optional ones too")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     task = registered_task(options.task).spec
@@ -336,6 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             slots=options.slot or TrainingConfig().slots,
             objectives=options.objective or tuple(OBJECTIVES),
             seed_lr=options.seed_lr,
+            blueprints=options.blueprint,
         )
     print(f"{task.name}, {dataset.origin.value} data, {options.repetitions} repetitions\n")
     print(tables(figures))

@@ -24,7 +24,7 @@ from esper.kasmina.hosts.statistics import batch_norms
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers, build_sgd
 from esper.kasmina.slot import NO_MODULES
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style
+from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style
 from esper.leyline.attribution import Ablation
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import TaskSpec
@@ -47,7 +47,7 @@ NUM_PASSES: Final = 10
 class Worth:
     """The contribution of a seed in percentage points, measured in three ways."""
 
-    blueprint: Blueprint
+    blueprint: str
     alpha: float
     running_pp: float
     batch_pp: float
@@ -57,7 +57,7 @@ class Worth:
 def measure(
     task: TaskSpec,
     dataset: TensorDataset,
-    blueprint: Blueprint,
+    blueprint: str,
     *,
     alpha: float,
     slot_id: str = "r0c1",
@@ -91,7 +91,7 @@ def measure(
 @torch.inference_mode()
 def _worth(
     model: MorphogeneticModel,
-    blueprint: Blueprint,
+    blueprint: str,
     alpha: float,
     batch: Batch,
     sample: Sequence[Batch],
@@ -130,7 +130,7 @@ def summary(found: Sequence[Worth]) -> str:
     """Return the table of all seeds, and the distances from the re-estimated contributions."""
     rows = [
         (
-            f"`{worth.blueprint.id}`, alpha {worth.alpha}",
+            f"`{worth.blueprint}`, alpha {worth.alpha}",
             f"{worth.running_pp:.1f}",
             f"{worth.batch_pp:.1f}",
             f"{worth.reestimated_pp:.1f}",

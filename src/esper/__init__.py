@@ -5,7 +5,7 @@ from esper.version import __version__
 # `typing` and `pathlib` take 30 ms to load, in which the commands could not handle a signal.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from esper.kasmina.grown_network import GrownNetwork
     from esper.kasmina.hosts import StagedHost
 
-__all__ = ["__distribution__", "__version__", "host", "load_grown"]
+__all__ = ["__distribution__", "__version__", "host", "load_grown", "register_blueprint"]
 
 __distribution__ = "esper-grow"
 """What pip installs; the name `esper` belongs to another project there."""
@@ -37,3 +37,25 @@ def host(model: "nn.Module", *, after: "Sequence[str]", sample: "Tensor") -> "St
     from esper.kasmina.hosts import make_host
 
     return make_host(model, after=after, sample=sample)
+
+
+def register_blueprint(
+    name: str,
+    build: "Callable[[int], nn.Module]",
+    *,
+    topology: str = "cnn",
+    channels: int = 8,
+) -> None:
+    """Register a kind of seed; a run offers it if its `training.blueprints` name it.
+
+    Args:
+        name: lower-case letters, digits and underscores.
+        build: returns a new seed for some number of channels, such as a class of modules.
+        topology: `cnn` or `transformer`; register it twice for both.
+        channels: the number of channels that a seed is built and checked with.
+    """
+    # Imported here for the same reason as above.
+    from esper.kasmina import blueprints
+    from esper.leyline.actions import Topology
+
+    blueprints.register_blueprint(name, build, topology=Topology(topology), channels=channels)

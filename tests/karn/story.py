@@ -13,7 +13,7 @@ from random import Random
 import msgspec
 
 from esper.leyline import payloads
-from esper.leyline.actions import Blueprint, Head, Op, Style
+from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Head, Op, Style, Topology
 from esper.leyline.payloads import Payload
 from esper.leyline.rewards import RewardComponents
 from esper.leyline.telemetry import (
@@ -31,7 +31,7 @@ from esper.leyline.telemetry import (
 SLOTS = ("r0c0", "r0c1", "r0c2")
 PATH = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
 DWELL = {"GERMINATED": 1, "TRAINING": 4, "BLENDING": 5, "HOLDING": 3}
-BLUEPRINTS = tuple(Blueprint(index).id for index in range(1, 8))
+BLUEPRINTS = tuple(map(str, BLUEPRINTS_BY_TOPOLOGY[Topology.CNN]))
 RUN_ID = "5eed0001"
 STARTED_TS = 1_790_000_000.0
 

@@ -22,6 +22,7 @@ from tests.kasmina.seeds import CAUSE, HEALTHY
 from tests.kasmina.tools import has_same_state
 from torch.nn import functional
 
+from esper.kasmina.blueprints import OPTIONAL_SEEDS
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers, build_sgd
@@ -29,7 +30,6 @@ from esper.kasmina.seed import GerminationRequest, Ramp
 from esper.kasmina.slot import NO_MODULES, SeedSlot
 from esper.leyline.actions import (
     BLUEPRINTS_BY_TOPOLOGY,
-    Blueprint,
     CurveChoice,
     Style,
     Tempo,
@@ -41,7 +41,9 @@ from esper.runtime.batches import Batch
 from esper.simic.training.batch_ops import backpropagate
 
 SEEDED = [
-    (topology, blueprint) for topology in Topology for blueprint in BLUEPRINTS_BY_TOPOLOGY[topology]
+    (topology, blueprint)
+    for topology in Topology
+    for blueprint in (*BLUEPRINTS_BY_TOPOLOGY[topology], *OPTIONAL_SEEDS[topology])
 ]
 styles = pytest.mark.parametrize("style", Style)
 
@@ -78,7 +80,7 @@ def stop_before_its_ramp(slot: SeedSlot) -> None:
 @styles
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_host_is_bit_identical_to_one_without_seeds(
-    topology: Topology, blueprint: Blueprint, style: Style, is_broken: bool
+    topology: Topology, blueprint: str, style: Style, is_broken: bool
 ) -> None:
     model, seedless = grown(SPECS[topology]), grown(SPECS[topology])
     slots = list(model.all_slots())

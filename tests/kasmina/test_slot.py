@@ -23,7 +23,7 @@ from torch import nn
 
 from esper.kasmina import slot as slot_module
 from esper.kasmina.blending import GateNetwork
-from esper.kasmina.blueprints import blueprint_params
+from esper.kasmina.blueprints import OPTIONAL_SEEDS, blueprint_params
 from esper.kasmina.seed import Ramp
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
@@ -39,7 +39,9 @@ from esper.leyline.payloads import (
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
 
 SEEDED = [
-    (topology, blueprint) for topology in Topology for blueprint in BLUEPRINTS_BY_TOPOLOGY[topology]
+    (topology, blueprint)
+    for topology in Topology
+    for blueprint in (*BLUEPRINTS_BY_TOPOLOGY[topology], *OPTIONAL_SEEDS[topology])
 ]
 seeded = pytest.mark.parametrize(("topology", "blueprint"), SEEDED)
 styles = pytest.mark.parametrize("style", Style)

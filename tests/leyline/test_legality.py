@@ -81,7 +81,7 @@ def test_advance_is_no_decision_when_every_gate_is_automatic() -> None:
 def test_only_blueprints_of_the_hosts_topology_germinate(blueprint: Blueprint) -> None:
     action = ActionSpec(op=Op.GERMINATE, slot_id="r0c0", blueprint=blueprint)
     reason = illegality(action, (), RULES)
-    assert reason == f"blueprint {blueprint.id!r} does not grow in a cnn host"
+    assert reason == f"blueprint {str(blueprint)!r} does not grow in a cnn host"
 
 
 def test_a_slot_that_is_not_enabled_is_named() -> None:

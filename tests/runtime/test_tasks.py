@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from esper.leyline.errors import ExitCode, TaskPluginError, UnknownNameError
+from esper.leyline.errors import ExitCode, PluginError, UnknownNameError
 from esper.leyline.jobs import merge_job
 from esper.leyline.tasks import TASKS
 from esper.runtime import tasks
@@ -103,9 +103,9 @@ def test_held_out_parts_are_no_larger_than_the_task_wants(
 def test_name_that_is_taken_is_refused(registry: TaskRegistry, stripes: ModuleType) -> None:
     stripes.register()
 
-    with pytest.raises(TaskPluginError, match="'stripes': a task of this name already exists"):
+    with pytest.raises(PluginError, match="'stripes': a task of this name already exists"):
         stripes.register()
-    with pytest.raises(TaskPluginError, match="'digits'"):
+    with pytest.raises(PluginError, match="'digits'"):
         registry.register(RegisteredTask(spec=TASKS["digits"], load=stripes.load_stripes))
 
 
@@ -154,7 +154,7 @@ def test_other_processes_know_what_is_installed_and_not_what_was_registered_here
 def test_plugin_that_fails_is_named_with_a_way_on(value: str) -> None:
     registry = TaskRegistry(find_plugins=lambda: [plugin(value)])
 
-    with pytest.raises(TaskPluginError, match=f"'stripes': {value} failed: .*uninstall") as caught:
+    with pytest.raises(PluginError, match=f"'stripes': {value} failed: .*uninstall") as caught:
         registry.all_tasks()
 
     assert caught.value.exit_code is ExitCode.USAGE

@@ -1,9 +1,9 @@
 """The figures of isolation, on a host that is trained for two passes."""
 
 import pytest
-from tools.isolation import OBJECTIVES, Figure, main, measure, tables
+from tools.isolation import OBJECTIVES, Figure, all_blueprints, main, measure, tables
 
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
+from esper.leyline.actions import Blueprint, Style, Topology
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
 
@@ -17,7 +17,7 @@ def test_every_seed_is_measured_and_switched_on_after_the_side_loss_does_no_dama
     )
 
     seeds = {(figure.blueprint, figure.style.algorithm) for figure in figures}
-    assert len(figures) == len(seeds) == 3 * len(BLUEPRINTS_BY_TOPOLOGY[Topology.CNN])
+    assert len(figures) == len(seeds) == 3 * len(all_blueprints(Topology.CNN))
     assert max(figure.change_pct for figure in figures) <= 2.0
 
 

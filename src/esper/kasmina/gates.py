@@ -35,7 +35,7 @@ def _has_id(state: SeedState, _rules: LifecycleRules) -> bool:
 
 
 def _has_blueprint(state: SeedState, _rules: LifecycleRules) -> bool:
-    return state.blueprint is not Blueprint.NOOP
+    return state.blueprint != Blueprint.NOOP
 
 
 def _is_germinated(state: SeedState, _rules: LifecycleRules) -> bool:

@@ -12,6 +12,7 @@ __all__ = [
     "Embedding",
     "GroupNorm",
     "Linear",
+    "ZeroConv2d",
     "ZeroGroupNorm",
     "ZeroLinear",
     "fill_zeros",
@@ -81,6 +82,17 @@ class ZeroLinear(nn.Linear):
         nn.init.zeros_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+
+class ZeroConv2d(nn.Conv2d):
+    """A zero-initialised 3x3 convolution without bias, with "same" padding."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 3, padding=1, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Zero the parameters."""
+        nn.init.zeros_(self.weight)
 
 
 class GroupNorm(nn.GroupNorm):

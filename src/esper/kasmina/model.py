@@ -25,7 +25,7 @@ from esper.leyline.stages import LifecycleRules, Stage
 
 __all__ = ["STATE_VERSION", "Incubation", "MorphogeneticModel"]
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
 
 
 class Incubation(NamedTuple):

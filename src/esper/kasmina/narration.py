@@ -42,7 +42,7 @@ def _germinated(slot_id: str, num_params: int, seed: SeedState) -> SeedGerminate
     return SeedGerminated(
         slot_id=slot_id,
         seed_id=seed.seed_id,
-        blueprint=seed.blueprint.id,
+        blueprint=seed.blueprint,
         num_params=num_params,
         style=seed.style.name,
         tempo_steps=seed.tempo_steps,
@@ -82,7 +82,7 @@ def _fossilized(slot_id: str, num_params: int, seed: SeedState) -> SeedFossilize
     return SeedFossilized(
         slot_id=slot_id,
         seed_id=seed.seed_id,
-        blueprint=seed.blueprint.id,
+        blueprint=seed.blueprint,
         num_params=num_params,
         age_steps=seed.age_steps,
         contribution_pp=measured.contribution_pp,
@@ -97,7 +97,7 @@ def _pruned(slot_id: str, effect: Pruned) -> SeedPruned:
     return SeedPruned(
         slot_id=slot_id,
         seed_id=seed.seed_id,
-        blueprint=seed.blueprint.id,
+        blueprint=seed.blueprint,
         reason=effect.cause.reason,
         initiator=effect.cause.initiator,
         age_steps=seed.age_steps,

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from esper.leyline.actions import Blueprint, Style
+from esper.leyline.actions import Style
 from esper.leyline.alpha import DEFAULT_STEEPNESS, AlphaCurve, AlphaState
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
@@ -42,7 +42,7 @@ class GerminationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to germinate a seed."""
 
     seed_id: str
-    blueprint: Blueprint
+    blueprint: str
     style: Style = Style.SIGMOID_ADD
     tempo_steps: int = 5
     """Length of the first ramp."""
@@ -89,7 +89,7 @@ class SeedState(msgspec.Struct, frozen=True, kw_only=True):
     """The complete state of a seed; an empty slot has none."""
 
     seed_id: str
-    blueprint: Blueprint
+    blueprint: str
     style: Style
     tempo_steps: int
     alpha_target: float

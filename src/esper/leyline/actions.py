@@ -9,6 +9,7 @@ import msgspec
 from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve
 
 __all__ = [
+    "BLUEPRINTS",
     "BLUEPRINTS_BY_TOPOLOGY",
     "HEADS",
     "HEAD_SPECS",
@@ -67,38 +68,35 @@ class Op(IntEnum):
 NUM_OPS: Final = len(Op)
 
 
-class Blueprint(IntEnum):
-    """What grows. NOOP is a placeholder that is never germinated."""
+class Blueprint(StrEnum):
+    """What grows in every run; a run may add others, which are known by their names alone.
 
-    NOOP = 0
-    CONV_LIGHT = 1
-    ATTENTION = 2
-    NORM = 3
-    DEPTHWISE = 4
-    BOTTLENECK = 5
-    CONV_SMALL = 6
-    CONV_HEAVY = 7
-    LORA = 8
-    LORA_LARGE = 9
-    MLP_SMALL = 10
-    MLP = 11
-    FLEX_ATTENTION = 12
+    NOOP is a placeholder that is never germinated.
+    """
 
-    @property
-    def id(self) -> str:
-        """Return the name used in files, events and the registry."""
-        return self.name.lower()
+    NOOP = "noop"
+    CONV_LIGHT = "conv_light"
+    ATTENTION = "attention"
+    NORM = "norm"
+    DEPTHWISE = "depthwise"
+    BOTTLENECK = "bottleneck"
+    CONV_SMALL = "conv_small"
+    CONV_HEAVY = "conv_heavy"
+    LORA = "lora"
+    LORA_LARGE = "lora_large"
+    MLP_SMALL = "mlp_small"
+    MLP = "mlp"
+    FLEX_ATTENTION = "flex_attention"
 
+
+BLUEPRINTS: Final = tuple(Blueprint)
+"""The values of the blueprint head, before those that a run adds."""
 
 BLUEPRINTS_BY_TOPOLOGY: Final[Mapping[Topology, tuple[Blueprint, ...]]] = {
-    Topology.CNN: tuple(Blueprint(index) for index in range(1, 8)),
-    Topology.TRANSFORMER: (
-        Blueprint.ATTENTION,
-        Blueprint.NORM,
-        *(Blueprint(index) for index in range(8, 13)),
-    ),
+    Topology.CNN: BLUEPRINTS[1:8],
+    Topology.TRANSFORMER: (Blueprint.ATTENTION, Blueprint.NORM, *BLUEPRINTS[8:]),
 }
-"""What may be germinated in each kind of host."""
+"""What may be germinated in each kind of host, in every run."""
 
 
 class Style(IntEnum):
@@ -193,7 +191,7 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     head: Head
     choices: type[IntEnum] | None
-    """The enum of its values; None for the slot head, whose size is the number of slots."""
+    """The enum of its values; None for slots and blueprints, which a run chooses."""
     neutral: int
     """The value of the head for ops it has no effect on."""
     entropy_weight: float
@@ -224,7 +222,7 @@ HEAD_SPECS: Final[Mapping[Head, HeadSpec]] = {
     for spec in (
         # head, choices, neutral; entropy weight, floor and floor penalty; mixture; collapse
         _head_spec(Head.SLOT, None, 0, 1.0, 0.15, 0.1, 0.05, 0.10),
-        _head_spec(Head.BLUEPRINT, Blueprint, Blueprint.NOOP, 1.3, 0.20, 0.3, 0.12, 0.05),
+        _head_spec(Head.BLUEPRINT, None, 0, 1.3, 0.20, 0.3, 0.12, 0.05),
         _head_spec(Head.STYLE, Style, Style.SIGMOID_ADD, 1.2, 0.15, 0.1, 0.08, 0.08),
         _head_spec(Head.TEMPO, Tempo, Tempo.STANDARD, 1.3, 0.20, 0.3, 0.12, 0.05),
         _head_spec(Head.ALPHA_TARGET, AlphaTarget, AlphaTarget.FULL, 1.2, 0.10, 0.1, 0.08, 0.08),
@@ -255,10 +253,16 @@ def causal_heads(op: Op) -> frozenset[Head]:
     return _CAUSAL_HEADS[op]
 
 
-def head_sizes(num_slots: int) -> dict[Head, int]:
-    """Return the number of choices of each head, in canonical order."""
+def head_sizes(num_slots: int, num_added: int = 0) -> dict[Head, int]:
+    """Return the number of choices of each head, in canonical order.
+
+    Args:
+        num_slots: the enabled slots of the run.
+        num_added: the blueprints that the run adds.
+    """
+    of_run = {Head.SLOT: num_slots, Head.BLUEPRINT: len(BLUEPRINTS) + num_added}
     return {
-        head: num_slots if spec.choices is None else len(spec.choices)
+        head: of_run[head] if spec.choices is None else len(spec.choices)
         for head, spec in HEAD_SPECS.items()
     }
 
@@ -269,7 +273,7 @@ class ActionSpec(msgspec.Struct, frozen=True, kw_only=True):
     op: Op = Op.WAIT
     slot_id: str
     """The target; the first enabled slot when op is WAIT."""
-    blueprint: Blueprint = Blueprint.NOOP
+    blueprint: str = Blueprint.NOOP
     style: Style = Style.SIGMOID_ADD
     tempo: Tempo = Tempo.STANDARD
     alpha_target: AlphaTarget = AlphaTarget.FULL

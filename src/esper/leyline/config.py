@@ -189,6 +189,8 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     max_epochs: PositiveInt = 150
     """Steps per episode (the name is the public entry point's)."""
     slots: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = DEFAULT_SLOT_IDS
+    blueprints: tuple[str, ...] = ()
+    """Registered blueprints that seeds may have beside those of every run."""
     max_seeds: PositiveInt | None = None
     """Seeds alive or fossilized at once in one env; None is unlimited."""
     contexts: dict[str, NonNegativeFloat] = {}

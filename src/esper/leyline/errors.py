@@ -13,7 +13,7 @@ EsperError                       70  a bug of ours unless a subclass says otherw
 │   ├── DownloadError                data that could not be fetched
 │   ├── NoDataError                  real data were requested and there are none
 │   ├── MissingExtraError            a feature whose optional dependency is not installed
-│   └── TaskPluginError              a task plugin that cannot be registered
+│   └── PluginError                  a task or blueprint that cannot be registered
 ├── ContractError                70  a value that breaks a contract between our own parts
 │   ├── EventDecodeError             a line that is not an event of this schema
 │   └── UnreadableMessageError       what driver or worker received is no message of the protocol
@@ -44,9 +44,9 @@ __all__ = [
     "InvalidValueError",
     "MissingExtraError",
     "NoDataError",
+    "PluginError",
     "RunFailedError",
     "SlotIdError",
-    "TaskPluginError",
     "TelemetryLostError",
     "UnknownKeyError",
     "UnknownNameError",
@@ -173,11 +173,11 @@ class MissingExtraError(UsageError):
         super().__init__(f"{feature} needs {package}, which is not installed; {command}")
 
 
-class TaskPluginError(UsageError):
-    """Raised for a task plugin that cannot be registered."""
+class PluginError(UsageError):
+    """Raised for a task, blueprint or other extension that cannot be registered."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"task {shown(name)}: {reason}")
+    def __init__(self, kind: str, name: str, reason: str) -> None:
+        super().__init__(f"{kind} {shown(name)}: {reason}")
 
 
 class ContractError(EsperError):

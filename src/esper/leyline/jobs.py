@@ -15,7 +15,7 @@ from typing import Final, TypeAlias, get_args
 
 import msgspec
 
-from esper.leyline.actions import HEADS
+from esper.leyline.actions import BLUEPRINTS, HEADS
 from esper.leyline.config import LATEST_RUN, Job, TrainingConfig
 from esper.leyline.errors import ConfigError, InvalidValueError, UnknownKeyError, nearest_name
 from esper.leyline.ranges import range_of
@@ -262,6 +262,11 @@ def _training_checks(config: TrainingConfig) -> Iterator[_Check]:
     family, mode = config.reward_family, config.reward_mode
     is_pair = family is RewardFamily.CONTRIBUTION or mode is RewardMode.SHAPED
     yield "training.reward_mode", mode.value, is_pair, "must be shaped with the loss family"
+    is_unique = len(config.blueprints) == len(set(config.blueprints))
+    yield "training.blueprints", config.blueprints, is_unique, "must name each blueprint once"
+    for name in config.blueprints:
+        is_added = name not in BLUEPRINTS
+        yield "training.blueprints", name, is_added, "names blueprints beside those of every run"
     heads = f"must be one of {', '.join(HEADS)}"
     for name in config.entropy_coef_per_head:
         yield "training.entropy_coef_per_head", name, name in HEADS, heads

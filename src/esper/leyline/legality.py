@@ -5,7 +5,13 @@ from typing import Final
 
 import msgspec
 
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, ActionSpec, Op, Topology
+from esper.leyline.actions import (
+    BLUEPRINTS,
+    BLUEPRINTS_BY_TOPOLOGY,
+    ActionSpec,
+    Op,
+    Topology,
+)
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.reports import SeedReport
 from esper.leyline.stages import (
@@ -63,6 +69,18 @@ class ActionRules(msgspec.Struct, frozen=True, kw_only=True):
     lifecycle: LifecycleRules = LifecycleRules()
     max_seeds: int | None = None
     """Seeds alive or fossilized at once; None is unlimited."""
+    added_blueprints: tuple[str, ...] = ()
+    """What may be germinated beside the blueprints of every run."""
+
+    @property
+    def blueprints(self) -> tuple[str, ...]:
+        """Return what may be germinated."""
+        return (*BLUEPRINTS_BY_TOPOLOGY[self.topology], *self.added_blueprints)
+
+    @property
+    def blueprint_choices(self) -> tuple[str, ...]:
+        """Return the values of the blueprint head, those of other hosts included."""
+        return (*BLUEPRINTS, *self.added_blueprints)
 
     def is_enabled(self, op: Op) -> bool:
         """Return whether the op is enabled in this run."""
@@ -80,10 +98,9 @@ def illegality(action: ActionSpec, reports: Sequence[SeedReport], rules: ActionR
         return f"slot {action.slot_id!r} is not enabled"
     if not rules.is_enabled(action.op):
         return f"{action.op.name} is disabled: every gate is passed automatically"
-    if action.op is Op.GERMINATE:
-        offered = BLUEPRINTS_BY_TOPOLOGY[rules.topology]
-        if action.blueprint not in offered:
-            return f"blueprint {action.blueprint.id!r} does not grow in a {rules.topology} host"
+    if action.op is Op.GERMINATE and action.blueprint not in rules.blueprints:
+        # As plain text: the name of an enum's member would be quoted with its class.
+        return f"blueprint {str(action.blueprint)!r} does not grow in a {rules.topology} host"
     if OP_RULES[action.op].needs_room and (obstacle := _obstacle(reports, rules)) is not None:
         return obstacle
     target = next((report for report in reports if report.slot_id == action.slot_id), None)

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from esper.leyline.actions import Blueprint, Style
+from esper.leyline.actions import Style
 from esper.leyline.alpha import AlphaAlgorithm, AlphaState
 from esper.leyline.stages import Stage
 
@@ -38,7 +38,7 @@ class SeedReport(msgspec.Struct, frozen=True, kw_only=True):
 
     slot_id: str
     seed_id: str
-    blueprint: Blueprint
+    blueprint: str
     stage: Stage
     previous_stage: Stage
     previous_stage_steps: int

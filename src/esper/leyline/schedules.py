@@ -1,7 +1,7 @@
 """Schedules: lists of actions by step, as files and reports hold them, decided without looking."""
 
 from collections.abc import Iterable
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -32,7 +32,7 @@ __all__ = [
     "style_named",
 ]
 
-E = TypeVar("E", bound=IntEnum)
+E = TypeVar("E", bound=Enum)
 
 
 class ScheduledAction(
@@ -71,14 +71,13 @@ class ThresholdRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 _CHOICES: Final[dict[Head, type[IntEnum]]] = {
-    Head.BLUEPRINT: Blueprint,
     Head.STYLE: Style,
     Head.TEMPO: Tempo,
     Head.ALPHA_TARGET: AlphaTarget,
     Head.ALPHA_SPEED: AlphaSpeed,
     Head.ALPHA_CURVE: CurveChoice,
 }
-"""Heads that are fields of an action under their own name."""
+"""Heads that are fields of an action under their own name and have the same values in every run."""
 
 
 def scheduled(step: int, action: ActionSpec) -> ScheduledAction:
@@ -88,6 +87,7 @@ def scheduled(step: int, action: ActionSpec) -> ScheduledAction:
         step=step,
         op=action.op.name.lower(),
         slot=action.slot_id,
+        blueprint=action.blueprint if Head.BLUEPRINT in matters else None,
         **{
             head.value: getattr(action, head.value).name.lower()
             for head in _CHOICES
@@ -117,6 +117,9 @@ def decode_schedule(data: bytes, source: str) -> Schedule:
     try:
         schedule = msgspec.json.decode(data, type=Schedule)
         actions_by_step(schedule)
+        for row in schedule:
+            if row.blueprint is not None:
+                blueprint_named(row.blueprint)
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{source}: not a schedule: {error}") from None
     except (UnknownNameError, UsageError) as error:
@@ -141,7 +144,9 @@ def _action(row: ScheduledAction) -> ActionSpec:
         for head, choices in _CHOICES.items()
         if (name := getattr(row, head.value)) is not None
     }
-    if op is Op.GERMINATE and "blueprint" not in chosen:
+    if row.blueprint is not None:
+        chosen["blueprint"] = row.blueprint
+    elif op is Op.GERMINATE:
         raise UsageError(f"step {row.step}: germinate needs a blueprint")
     return ActionSpec(op=op, slot_id=row.slot, **chosen)
 

@@ -63,7 +63,7 @@ __all__ = [
     "reply_digest",
 ]
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Increased with every change of a type in this module or of what it contains."""
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from esper.leyline.errors import EsperError, TaskPluginError, UsageError
+from esper.leyline.errors import PluginError, UsageError
 from esper.leyline.jobs import Layer
+from esper.leyline.plugins import FindPlugins, call_plugins, installed_plugins
 from esper.leyline.tasks import TASKS, TaskSpec, is_task_reference, task_named
 from esper.runtime.sources import DataRequest
 from esper.runtime.task_references import object_at
@@ -55,16 +56,16 @@ def _load_shipped(spec: TaskSpec, request: DataRequest) -> "TensorDataset":
     return LOADERS[spec.dataset](spec, request)
 
 
-def installed_plugins() -> Iterable[EntryPoint]:
+def installed_tasks() -> Iterable[EntryPoint]:
     """Return the entry points of installed packages."""
-    return entry_points(group=ENTRY_POINT_GROUP)
+    return installed_plugins(ENTRY_POINT_GROUP)
 
 
 @dataclass(eq=False, slots=True)
 class TaskRegistry:
     """The known tasks; plug-ins are loaded once, on first access."""
 
-    find_plugins: Callable[[], Iterable[EntryPoint]] = installed_plugins
+    find_plugins: FindPlugins = installed_tasks
     _tasks: dict[str, RegisteredTask] = field(init=False)
     _installed: set[str] = field(init=False)
     _has_asked: bool = field(init=False, default=False)
@@ -78,7 +79,7 @@ class TaskRegistry:
     def register(self, task: RegisteredTask) -> None:
         """Add a task."""
         if task.spec.name in self._tasks:
-            raise TaskPluginError(task.spec.name, "a task of this name already exists")
+            raise PluginError("task", task.spec.name, "a task of this name already exists")
         self._tasks[task.spec.name] = task
 
     def load(self, reference: str) -> None:
@@ -132,14 +133,7 @@ class TaskRegistry:
             return
         self._has_asked = True
         by_hand = set(self._tasks) - self._installed
-        for plugin in self.find_plugins():
-            try:
-                plugin.load()()
-            except EsperError:
-                raise
-            except Exception as error:  # a plug-in may raise anything
-                reason = f"{plugin.value} failed: {error!r}; repair or uninstall the package"
-                raise TaskPluginError(plugin.name, reason) from error
+        call_plugins("task", self.find_plugins())
         self._installed = set(self._tasks) - by_hand
 
 

@@ -100,6 +100,11 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
         _flag("--envs", "training.n_envs", "host networks trained in parallel", int),
         _flag("--episode-length", "training.max_epochs", "steps per episode", int),
         _many("--slots", "training.slots", "slots where seeds may be germinated"),
+        _many(
+            "--blueprints",
+            "training.blueprints",
+            "registered blueprints that seeds may have beside those of every run",
+        ),
         _flag(
             "--max-seeds", "training.max_seeds", "maximum number of seeds per env at a time", int
         ),

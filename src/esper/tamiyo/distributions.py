@@ -89,9 +89,15 @@ class ActionSpace(nn.Module):
     _full_mixtures: Tensor  # [K, 1]: the same before annealing
     columns: Tensor  # int64 [K * W]: index of each padded choice in the concatenated outputs
 
-    def __init__(self, num_slots: int, mixtures: tuple[float, ...] = DEFAULT_MIXTURES) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        mixtures: tuple[float, ...] = DEFAULT_MIXTURES,
+        *,
+        num_added: int = 0,
+    ) -> None:
         super().__init__()
-        self.sizes = head_sizes(num_slots)
+        self.sizes = head_sizes(num_slots, num_added)
         self.width = max(self.sizes.values())
         causal = [[head in causal_heads(op) for head in HEADS] for op in Op]
         neutral = torch.zeros(NUM_HEADS, self.width, dtype=torch.bool)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline.actions import Op
+from esper.leyline.actions import BLUEPRINTS, Op
 from esper.leyline.reports import SeedReport
 from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
 from esper.leyline.stages import STAGE_INDEX, Stage
@@ -307,13 +307,18 @@ class FeatureExtractor:
     slot_ids: tuple[str, ...]
     num_steps: int
     """Length of an episode."""
+    added_blueprints: tuple[str, ...] = ()
+    """The blueprints that the run adds."""
     _slot_index: Mapping[str, int] = field(init=False)
+    _blueprint_index: Mapping[str, int] = field(init=False)
     _base_scaling: _Scaling = field(init=False)
     _slot_scaling: _Scaling = field(init=False)
 
     def __post_init__(self) -> None:
         """Convert the tables to vectors."""
         self._slot_index = {slot_id: index for index, slot_id in enumerate(self.slot_ids)}
+        known = (*BLUEPRINTS, *self.added_blueprints)
+        self._blueprint_index = {name: index for index, name in enumerate(known)}
         self._base_scaling = _Scaling.of(BASE_TABLE, self.num_steps)
         self._slot_scaling = _Scaling.of(SLOT_TABLE, self.num_steps)
 
@@ -335,7 +340,9 @@ class FeatureExtractor:
         blueprints = np.full((num_envs, num_slots), -1, dtype=np.int64)
         if located.reports:
             slots[where] = self._slot_scaling.apply(_raw_slots(located))
-            blueprints[where] = [report.blueprint for report in located.reports]
+            blueprints[where] = [
+                self._blueprint_index[report.blueprint] for report in located.reports
+            ]
         base = self._base_scaling.apply(_raw_base(signals, feedback))
         # After the slots, from which they are computed.
         base[:, _SHARE_COLUMNS] = _stage_shares(slots[..., _STAGE_COLUMNS])

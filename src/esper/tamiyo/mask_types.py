@@ -11,7 +11,7 @@ class ActionMasks:
 
     op: Tensor  # bool [N, 6]
     slot_by_op: Tensor  # bool [N, 6, S]; the WAIT row contains the enabled slots
-    blueprint: Tensor  # bool [N, 13]
+    blueprint: Tensor  # bool [N, blueprints]
     style: Tensor  # bool [N, 4]
     tempo: Tensor  # bool [N, 3]
     alpha_target: Tensor  # bool [N, 3]

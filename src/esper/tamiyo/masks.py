@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline.actions import (
-    BLUEPRINTS_BY_TOPOLOGY,
     HEAD_SPECS,
     NUM_OPS,
     AlphaSpeed,
     AlphaTarget,
-    Blueprint,
     CurveChoice,
     Head,
     Op,
@@ -59,7 +57,7 @@ class ActionMasker:
     _ignores_age: BoolArray = field(init=False)
     _ignores_room: BoolArray = field(init=False)
     _blocks_germination: BoolArray = field(init=False)  # [NUM_STAGES + 1]
-    _offered: BoolArray = field(init=False)  # [13]
+    _offered: BoolArray = field(init=False)  # [blueprints]
 
     def __post_init__(self) -> None:
         """Convert the legality rules to arrays."""
@@ -73,14 +71,13 @@ class ActionMasker:
         blocking = np.zeros(NUM_STAGES + 1, dtype=bool)
         blocking[[STAGE_INDEX[stage] for stage in COOLDOWN_STAGES]] = True
         rows = [OP_RULES[op] for op in Op]
-        offered = BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]
         self._slot_index = {slot_id: index for index, slot_id in enumerate(self.rules.slot_ids)}
         self._stage_table = table
         self._ignores_ramps = np.array([[not rule.needs_rest] for rule in rows])
         self._ignores_age = np.array([[not rule.needs_prune_age] for rule in rows])
         self._ignores_room = np.array([[not rule.needs_room] for rule in rows])
         self._blocks_germination = blocking
-        self._offered = np.array([blueprint in offered for blueprint in Blueprint])
+        self._offered = np.isin(self.rules.blueprint_choices, self.rules.blueprints)
 
     def masks(self, reports_by_env: Sequence[Sequence[SeedReport]]) -> ActionMasks:
         """Return the masks of all envs, given the reports of their occupied slots."""

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from esper.leyline.actions import HEADS, NUM_OPS, Blueprint, Head, head_sizes
+from esper.leyline.actions import HEADS, NUM_OPS, Head, head_sizes
 from esper.tamiyo.distributions import DEFAULT_MIXTURES, OP_ROW, ActionSpace
 from esper.tamiyo.mask_types import ActionMasks
 
@@ -32,6 +32,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     obs_dim: int
     num_slots: int
+    added_blueprints: tuple[str, ...] = ()
+    """The blueprints that the run adds, in the order of their choices."""
     feature_dim: int
     hidden_dim: int
     mixtures: tuple[float, ...] = DEFAULT_MIXTURES
@@ -109,15 +111,18 @@ class PolicyNetwork(nn.Module):
         rooms = {name: torch.empty(item.shape) for name, item in self.state_dict().items()}
         self.load_state_dict(rooms, assign=True)
         self._initialize(generator)
-        self.space = ActionSpace(spec.num_slots, spec.mixtures)
+        self.space = ActionSpace(
+            spec.num_slots, spec.mixtures, num_added=len(spec.added_blueprints)
+        )
         self._run_step: Callable[[Tensor, Tensor, LstmState], PolicyOutput] = self.step
 
     def _build(self, spec: PolicySpec) -> None:
         hidden, half = spec.hidden_dim, spec.hidden_dim // 2
-        # Row 0 is the empty slot: indices are shifted by one, and any outside -1..12 is an error.
+        # Row 0 is the empty slot: indices are shifted by one, and any other one is an error.
         # from_pretrained skips the default initialisation, which on the meta device would import
         # torch's compiler.
-        rows = torch.empty(len(Blueprint) + 1, BLUEPRINT_DIM)
+        sizes = head_sizes(spec.num_slots, len(spec.added_blueprints))
+        rows = torch.empty(sizes[Head.BLUEPRINT] + 1, BLUEPRINT_DIM)
         self.blueprints = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
             rows, freeze=False
         )
@@ -133,7 +138,7 @@ class PolicyNetwork(nn.Module):
         self.heads = nn.ModuleDict(
             {
                 head: _mlp(hidden, *((hidden, half) if head is Head.BLUEPRINT else (half,)), size)
-                for head, size in head_sizes(spec.num_slots).items()
+                for head, size in sizes.items()
             }
         )
         # V shares the trunk with the policy; Q and the contributions read it detached, so that what

@@ -231,7 +231,7 @@ def variants(op: Op, head: Head) -> list[ActionSpec]:
         slot_ids = SLOTS if op is Op.GERMINATE else SLOTS[:2]
         return [msgspec.structs.replace(base, slot_id=slot_id) for slot_id in slot_ids]
     choices: Any = HEAD_SPECS[head].choices
-    if head is Head.BLUEPRINT and op is Op.GERMINATE:
+    if head is Head.BLUEPRINT:
         choices = BLUEPRINTS
     return [msgspec.structs.replace(base, **{head.value: choice}) for choice in choices]
 

@@ -34,7 +34,7 @@ from esper.leyline.workers import Command, Train
 from esper.runtime.tasks import registered_task
 from esper.simic.evaluation import compare as comparing
 from esper.simic.evaluation.arm_run import run_arm
-from esper.simic.evaluation.arms import Arm, ArmKind, parse_arms
+from esper.simic.evaluation.arms import Arm, ArmKind, check_topologies, parse_arms
 from esper.simic.evaluation.compare import compare
 from esper.simic.evaluation.evaluate import evaluate_controller
 from esper.simic.evaluation.summary import summarize
@@ -534,11 +534,34 @@ def test_checkpoint_without_a_policy_is_refused(tmp_path: Path) -> None:
         parse_arms([f"ppo:{last_checkpoint(run.run_dir)}", "wait"])
 
 
-def test_policy_of_other_slots_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"slots": ["r0c0"]}, "slots r0c0 r0c1 and the comparison has r0c0; .* --slots"),
+        (
+            {"blueprints": ["widen"]},
+            "of every run only and the comparison has widen; .*--blueprints",
+        ),
+    ],
+)
+def test_policy_of_another_action_space_is_refused(
+    settings: dict[str, Any], reason: str, checkpoint: Path, tmp_path: Path
+) -> None:
     arms = parse_arms([f"ppo:{checkpoint}", "wait"])
 
-    with pytest.raises(UsageError, match="--slots"):
-        compare(tiny_job(tmp_path, slots=["r0c0"]), arms, seeds=SEEDS, directory=tmp_path)
+    with pytest.raises(UsageError, match=reason):
+        compare(tiny_job(tmp_path, **settings), arms, seeds=SEEDS, directory=tmp_path)
+
+
+def test_recorded_seeds_of_blueprints_that_are_not_offered_are_refused(tmp_path: Path) -> None:
+    row = topology_slot("r0c0", blueprint="widen")
+    manifest = TopologyManifestRecorded(host_params=1, total_params=2, slots=(row,))
+    arm = Arm(name="static-final:run", command="wait", recorded=(manifest,))
+
+    with pytest.raises(UsageError, match="blueprints widen, which .* --blueprints"):
+        check_topologies(tiny_job(tmp_path, n_envs=1), arm, {0: manifest}, 1)
+    offering = tiny_job(tmp_path, n_envs=1, blueprints=["widen"])
+    check_topologies(offering, arm, {0: manifest}, 1)
 
 
 @pytest.mark.parametrize("seeds", [[], [1], [-1, 2], [3, 3]])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline.actions import Blueprint
+from esper.leyline.actions import BLUEPRINTS, Blueprint
 from esper.leyline.effects import effect_of
 from esper.leyline.payloads import (
     SeedFossilized,
@@ -15,9 +15,9 @@ from esper.leyline.payloads import (
     SeedPruned,
     SeedStageChanged,
 )
-from esper.simic.telemetry.scoreboard import COMPUTE_MULTIPLIERS, Scoreboard
+from esper.simic.telemetry.scoreboard import ADDED_MULTIPLIER, COMPUTE_MULTIPLIERS, Scoreboard
 
-names = st.sampled_from([item.id for item in Blueprint if item is not Blueprint.NOOP])
+names = st.sampled_from([*BLUEPRINTS[1:], "my_own"])
 points = st.none() | st.floats(-20.0, 20.0)
 ends = {
     "slot_id": st.just("r0c0"),
@@ -85,7 +85,7 @@ def test_standings_are_what_a_recount_of_all_events_gives(
         assert row.mean_age_steps == mean([event.age_steps for event in ended])
     fossils = [event for event in seeds if isinstance(event, SeedFossilized)]
     assert standing.params_added == sum(event.num_params for event in fossils)
-    costs = [COMPUTE_MULTIPLIERS[Blueprint[event.blueprint.upper()]] - 1.0 for event in fossils]
+    costs = [COMPUTE_MULTIPLIERS.get(event.blueprint, ADDED_MULTIPLIER) - 1.0 for event in fossils]
     assert standing.compute_cost == pytest.approx(1.0 + sum(costs) / num_hosts)
     assert msgspec.convert(msgspec.to_builtins(board), Scoreboard) == board
 

@@ -18,6 +18,7 @@ from tests.simic.training.envs import SLOTS, World, germination, grow, poison, w
 from esper.kasmina.lifecycle import tick
 from esper.kasmina.seed import PruneCause
 from esper.leyline.actions import (
+    BLUEPRINTS,
     BLUEPRINTS_BY_TOPOLOGY,
     HEAD_SPECS,
     HEADS,
@@ -59,6 +60,9 @@ def index_of(head: Head) -> int:
 # --- Indices -------------------------------------------------------------------------------------
 
 
+OF_RUN = {Head.SLOT: ("slot_id", SLOTS), Head.BLUEPRINT: ("blueprint", BLUEPRINTS)}
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_every_index_of_a_head_names_its_choice_and_nothing_else(head: Head) -> None:
     neutral = parse_sampled_action(NEUTRAL, SLOTS)
@@ -68,7 +72,8 @@ def test_every_index_of_a_head_names_its_choice_and_nothing_else(head: Head) -> 
         action = parse_sampled_action(indices, SLOTS)
         choices = HEAD_SPECS[head].choices
         if choices is None:
-            assert action == msgspec.structs.replace(neutral, slot_id=SLOTS[index])
+            name, values = OF_RUN[head]
+            assert action == msgspec.structs.replace(neutral, **{name: values[index]})
         else:
             assert action == msgspec.structs.replace(neutral, **{head.value: choices(index)})
 
@@ -79,8 +84,9 @@ rows = st.tuples(*(st.integers(0, size - 1) for size in head_sizes(len(SLOTS)).v
 @given(rows)
 def test_indices_and_actions_are_the_same_thing(row: tuple[int, ...]) -> None:
     action = parse_sampled_action(row, SLOTS)
-    fields = [getattr(action, head.value) for head in HEADS if head is not Head.SLOT]
-    assert (SLOTS.index(action.slot_id), *fields) == row
+    places = {name: list(values).index(getattr(action, name)) for name, values in OF_RUN.values()}
+    fields = [getattr(action, head.value) for head in HEADS if head not in OF_RUN]
+    assert (places["slot_id"], places["blueprint"], *fields) == row
     assert parse_sampled_action(list(row), list(SLOTS)) == action
 
 

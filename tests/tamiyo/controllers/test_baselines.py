@@ -108,7 +108,8 @@ def test_random_draws_every_choice_of_the_heads_that_matter_and_leaves_the_other
         for head in set(Head) - {Head.SLOT, Head.OP}:
             values = {getattr(action, head.value) for action in drawn[op]}
             if head not in causal_heads(op):
-                assert values == {HEAD_SPECS[head].neutral}
+                is_blueprint = head is Head.BLUEPRINT
+                assert values == {Blueprint.NOOP if is_blueprint else HEAD_SPECS[head].neutral}
             elif head is Head.BLUEPRINT:
                 assert values == set(BLUEPRINTS_BY_TOPOLOGY[Topology.CNN])
             else:

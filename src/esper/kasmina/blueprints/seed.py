@@ -30,6 +30,9 @@ class Seed(nn.Module, ABC):
         if channels < 1:
             raise InvalidValueError("channels", channels, "must be positive", cls.__name__)
 
+    def finish_initialisation(self) -> None:
+        """Set the parameters that depend on others which have been drawn; most seeds have none."""
+
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """Map features to features of the same shape."""

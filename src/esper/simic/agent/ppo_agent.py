@@ -356,6 +356,7 @@ def _build_buffer(config: PPOConfig, device: torch.device) -> RolloutBuffer:
         num_steps=config.num_steps,
         obs_dim=config.policy.obs_dim,
         num_slots=config.policy.num_slots,
+        num_added=len(config.policy.added_blueprints),
         device=device,
     )
 

@@ -78,6 +78,7 @@ def ppo_config_from(
     policy = PolicySpec(
         obs_dim=obs_dim,
         num_slots=len(training.slots),
+        added_blueprints=training.blueprints,
         feature_dim=training.feature_dim,
         hidden_dim=training.lstm_hidden_dim,
         is_orthogonal=training.orthogonal_init,

@@ -83,10 +83,16 @@ def _first_mask_steps(masks: ActionMasks, num_steps: int) -> ActionMasks:
 
 
 def _allocate(
-    *, num_envs: int, num_steps: int, obs_dim: int, num_slots: int, device: torch.device | str
+    *,
+    num_envs: int,
+    num_steps: int,
+    obs_dim: int,
+    num_slots: int,
+    num_added: int,
+    device: torch.device | str,
 ) -> RolloutBatch:
     shape = (num_envs, num_steps)
-    sizes = head_sizes(num_slots)
+    sizes = head_sizes(num_slots, num_added)
     flags = torch.zeros(*shape, dtype=torch.bool, device=device)
     numbers = torch.zeros(*shape, device=device)
     slots = numbers.new_zeros(*shape, num_slots)
@@ -123,6 +129,8 @@ class RolloutBuffer:
     num_steps: int
     obs_dim: int
     num_slots: int
+    num_added: int = 0
+    """Blueprints that the run adds."""
     device: torch.device | str = "cpu"
     rollback_count: int = field(default=0, init=False)
     rollback_steps_forfeited: int = field(default=0, init=False)
@@ -147,6 +155,7 @@ class RolloutBuffer:
             num_steps=self.num_steps,
             obs_dim=self.obs_dim,
             num_slots=self.num_slots,
+            num_added=self.num_added,
             device=self.device,
         )
         self._segment_starts = [[] for _ in range(self.num_envs)]

@@ -73,7 +73,7 @@ def run_arm(
         dataset: the job's data, if already loaded.
     """
     policy = arm.policies[stratum] if arm.policies else None
-    _check_slots(job, arm, policy)
+    _check_action_space(job, arm, policy)
     its_job = _job_under(job, arm, policy, seed)
     training = its_job.training
     with deterministic_gpu_math(training):
@@ -179,18 +179,21 @@ def _check_hosts(setup: RunSetup, arm: Arm, topologies: Topologies) -> None:
     check_topologies(setup.job, arm, topologies, host_params)
 
 
-def _check_slots(job: Job, arm: Arm, policy: LoadedRun | None) -> None:
+def _check_action_space(job: Job, arm: Arm, policy: LoadedRun | None) -> None:
     unknown = {row.slot for row in arm.schedule} - set(job.training.slots)
     if unknown:
         raise UsageError(
             f"{arm.name}: acts on {' '.join(sorted(unknown))} and the comparison has the slots "
             f"{' '.join(job.training.slots)}; choose the same with --slots"
         )
-    if policy is not None and policy.job.training.slots != job.training.slots:
-        raise UsageError(
-            f"{policy.path}: the policy has the slots {' '.join(policy.job.training.slots)} and "
-            f"the comparison has {' '.join(job.training.slots)}; choose the same with --slots"
-        )
+    for what in ("slots", "blueprints") if policy is not None else ():
+        its = " ".join(getattr(policy.job.training, what)) or "of every run only"
+        asked = " ".join(getattr(job.training, what)) or "of every run only"
+        if its != asked:
+            raise UsageError(
+                f"{policy.path}: the policy has the {what} {its} and the comparison has {asked}; "
+                f"choose the same with --{what}"
+            )
 
 
 def _topologies(arm: Arm, model: ArmRun | None) -> Topologies:

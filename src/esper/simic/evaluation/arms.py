@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import torch
 
+from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import Job
 from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
@@ -204,6 +205,7 @@ def check_topologies(
 ) -> None:
     """Raise if the recorded networks of an arm do not fit this comparison's hosts, env by env."""
     training = job.training
+    offered = {*BLUEPRINTS, *training.blueprints}
     if arm.recorded and len(arm.recorded) < training.n_envs:
         raise UsageError(
             f"{arm.name}: has the networks of {len(arm.recorded)} envs and the comparison has "
@@ -220,4 +222,10 @@ def check_topologies(
             raise UsageError(
                 f"{arm.name}: has seeds in {' '.join(sorted(missing))} and the comparison has the "
                 f"slots {' '.join(training.slots)}; choose the same with --slots"
+            )
+        added = {seed.blueprint for seed in seeds_in(manifest)} - offered
+        if added:
+            raise UsageError(
+                f"{arm.name}: has seeds of the blueprints {' '.join(sorted(added))}, which the "
+                "comparison does not offer; add them with --blueprints"
             )

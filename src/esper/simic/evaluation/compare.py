@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from esper.kasmina.blueprints import is_installed_blueprint
 from esper.leyline.comparison import ArmRun, ComparisonReport
 from esper.leyline.config import EngineKind, Job
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
@@ -276,7 +277,9 @@ def _beside_others(job: Job) -> Job:
     kind = job.run.engine
     if kind is EngineKind.AUTO:
         # Small networks share one interpreter badly, even if each run has few envs and steps.
-        is_elsewhere = is_installed_task(job.training.task)
+        is_elsewhere = is_installed_task(job.training.task) and all(
+            map(is_installed_blueprint, job.training.blueprints)
+        )
         kind = EngineKind.PROCESSES if is_elsewhere else EngineKind.THREADS
     options = msgspec.structs.replace(job.run, engine=kind, workers=1, lanes=1)
     return msgspec.structs.replace(job, run=options)

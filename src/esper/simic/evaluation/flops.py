@@ -57,6 +57,8 @@ class FlopMeter:
             plant(model, seed, torch.Generator().manual_seed(0))
             if is_frozen:
                 model.slot(seed.slot_id).schedule_prune(Ramp(num_steps=1), PruneCause())
+        # A seed may fit itself to its first batch, which the other batches do not repeat.
+        backpropagate(model, self.sample)
         counter = FlopCounterMode(display=False)
         counter.mod_tracker = _NoModules()  # type: ignore[assignment]
         with _COUNTING, counter:

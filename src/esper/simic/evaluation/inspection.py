@@ -176,7 +176,7 @@ class InspectedPolicy(PolicyController):
             slot_ids=policy.slot_ids,
             seed=policy.seed,
             is_greedy=policy.is_greedy,
-            extractor=FeatureExtractor(config.slots, config.max_epochs),
+            extractor=FeatureExtractor(config.slots, config.max_epochs, config.blueprints),
         )
 
     def choose(self, situation: Situation) -> Choice:

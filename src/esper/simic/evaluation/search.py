@@ -267,7 +267,7 @@ def _rule_from(job: Job, trial: "Trial") -> ThresholdRule:
 
 def _blueprints(job: Job) -> list[str]:
     topology: Topology = registered_task(job.training.task).spec.host.topology
-    return [blueprint.id for blueprint in BLUEPRINTS_BY_TOPOLOGY[topology]]
+    return [*map(str, BLUEPRINTS_BY_TOPOLOGY[topology])]
 
 
 def _styles() -> list[str]:

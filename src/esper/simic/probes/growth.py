@@ -39,7 +39,7 @@ def worth_pp(spec: ProbeHostSpec, fate: Fate, seed: SeedState, seed_index: int) 
         return spec.early_pp
     if fate.duds[seed_index]:
         return spec.dud_pp
-    if spec.blueprints and seed.blueprint is not spec.blueprints[fate.kind]:
+    if spec.blueprints and seed.blueprint != spec.blueprints[fate.kind]:
         return spec.wrong_pp
     return spec.gain_pp[fate.kind]
 

@@ -103,7 +103,7 @@ def _snapshot_of(report: SeedReport) -> SeedSnapshot:
     return SeedSnapshot(
         slot_id=report.slot_id,
         stage=report.stage.name,
-        blueprint=report.blueprint.id,
+        blueprint=report.blueprint,
         alpha=report.alpha.alpha,
         steps_in_stage=report.steps_in_stage,
         age_steps=report.age_steps,
@@ -146,7 +146,7 @@ def emit_last_action(
         op=action.op.name,
         effective_op=result.effective_op.name,
         slot_id=action.slot_id if Head.SLOT in matters else None,
-        blueprint=action.blueprint.id if Head.BLUEPRINT in matters else None,
+        blueprint=action.blueprint if Head.BLUEPRINT in matters else None,
         style=action.style.name if Head.STYLE in matters else None,
         tempo=action.tempo.name if Head.TEMPO in matters else None,
         alpha_target=action.alpha_target.name if Head.ALPHA_TARGET in matters else None,
@@ -178,7 +178,7 @@ def _topology_slot(report: SeedReport) -> TopologySlot:
     return TopologySlot(
         slot_id=report.slot_id,
         seed_id=report.seed_id,
-        blueprint=report.blueprint.id,
+        blueprint=report.blueprint,
         stage=report.stage.name,
         alpha=report.alpha.alpha,
         alpha_target=report.alpha.target,

@@ -16,7 +16,7 @@ from esper.leyline.payloads import (
 
 __all__ = ["BlueprintTally", "Scoreboard"]
 
-COMPUTE_MULTIPLIERS: Final[Mapping[Blueprint, float]] = {
+COMPUTE_MULTIPLIERS: Final[Mapping[str, float]] = {
     Blueprint.NOOP: 1.0,
     Blueprint.NORM: 1.02,
     Blueprint.CONV_SMALL: 1.05,
@@ -32,6 +32,8 @@ COMPUTE_MULTIPLIERS: Final[Mapping[Blueprint, float]] = {
     Blueprint.FLEX_ATTENTION: 1.35,
 }
 """Estimated compute cost of a host with one such seed, relative to the host alone."""
+ADDED_MULTIPLIER: Final = COMPUTE_MULTIPLIERS[Blueprint.CONV_LIGHT]
+"""The same for blueprints that a run adds, whose cost is not known."""
 
 
 class BlueprintTally(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +97,7 @@ class Scoreboard(msgspec.Struct, frozen=True, kw_only=True):
 
     def _added_cost(self) -> float:
         return sum(
-            (COMPUTE_MULTIPLIERS[Blueprint[name.upper()]] - 1.0) * tally.num_fossilized
+            (COMPUTE_MULTIPLIERS.get(name, ADDED_MULTIPLIER) - 1.0) * tally.num_fossilized
             for name, tally in sorted(self.blueprints.items())
         )
 

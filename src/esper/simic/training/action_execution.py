@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import msgspec
 
 from esper.leyline.actions import (
+    BLUEPRINTS,
     HEADS,
     ActionOutcome,
     ActionSpec,
     AlphaSpeed,
     AlphaTarget,
-    Blueprint,
     CurveChoice,
     Head,
     Op,
@@ -42,13 +42,16 @@ from esper.tolaria.governor import preflight
 __all__ = ["ActionWork", "apply_decision", "execute_actions", "parse_sampled_action"]
 
 
-def parse_sampled_action(indices: Sequence[int], slot_ids: Sequence[str]) -> ActionSpec:
+def parse_sampled_action(
+    indices: Sequence[int], slot_ids: Sequence[str], added_blueprints: tuple[str, ...] = ()
+) -> ActionSpec:
     """Decode one env's head indices, given in canonical head order."""
+    blueprints = (*BLUEPRINTS, *added_blueprints)
     chosen = dict(zip(HEADS, indices, strict=True))
     return ActionSpec(
         op=Op(chosen[Head.OP]),
         slot_id=resolve_target_slot(chosen[Head.SLOT], slot_ids),
-        blueprint=Blueprint(chosen[Head.BLUEPRINT]),
+        blueprint=blueprints[chosen[Head.BLUEPRINT]],
         style=Style(chosen[Head.STYLE]),
         tempo=Tempo(chosen[Head.TEMPO]),
         alpha_target=AlphaTarget(chosen[Head.ALPHA_TARGET]),
@@ -281,7 +284,7 @@ class _CausalChain:
             action_id=f"{place}-{action.slot_id}-{action.op.name}",
             op=action.op.name,
             slot_id=action.slot_id,
-            blueprint=action.blueprint.id if action.op is Op.GERMINATE else None,
+            blueprint=action.blueprint if action.op is Op.GERMINATE else None,
             observation_hash=None if detail is None else detail.observation_hash,
             approved=approved,
             reason=reason,

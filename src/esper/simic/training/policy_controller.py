@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import HEAD_SPECS, HEADS, ActionSpec, Op
+from esper.leyline.actions import HEAD_SPECS, HEADS, ActionSpec, Head, Op
 from esper.leyline.errors import ContractError
 from esper.leyline.messages import DecisionDetail, LstmRow, PenaltyOutcome
 from esper.leyline.payloads import HeadChoice
@@ -34,7 +34,7 @@ _CHOICE_NAMES: Final = tuple(
     None if choices is None else tuple(choice.name for choice in choices)
     for choices in (HEAD_SPECS[head].choices for head in HEADS)
 )
-"""Of each head; None for slots, which an action names."""
+"""Of each head; None for slots and blueprints, which an action names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +129,8 @@ class PolicyController:
         self.last_observation = obs[is_live]
         self._pending = _Pending(obs=obs, blueprints=blueprints, masks=masks, decision=decision)
         indices = materialize_actions(decision)
-        actions = [parse_sampled_action(row, self.slot_ids) for row in indices]
+        added = self.agent.config.policy.added_blueprints
+        actions = [parse_sampled_action(row, self.slot_ids, added) for row in indices]
         details = _details(indices, decision, actions, situation, self._value_unit)
         return Choice(
             actions=tuple(a if live else None for a, live in zip(actions, is_live, strict=True)),
@@ -285,7 +286,7 @@ def _details(
         probabilities = row[3 * num_heads : 3 * num_heads + num_ops]
         heads = {
             name: HeadChoice(
-                choice=actions[env_id].slot_id if names is None else names[chosen[place]],
+                choice=_named_by(actions[env_id], name) if names is None else names[chosen[place]],
                 confidence=confidences[place],
                 entropy=entropies[place],
                 num_valid=num_valid[place],
@@ -302,6 +303,11 @@ def _details(
             )
         )
     return details
+
+
+def _named_by(action: ActionSpec, head: str) -> str:
+    """Return the choice of a head whose values are those of the run."""
+    return action.slot_id if head == Head.SLOT else action.blueprint.upper()
 
 
 def _materialize_hash(observation: Tensor) -> str:

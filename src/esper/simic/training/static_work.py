@@ -10,7 +10,7 @@ import torch
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import BLENDED_STAGES, GerminationRequest
 from esper.kasmina.slot import SeedModules
-from esper.leyline.actions import Blueprint, Style
+from esper.leyline.actions import Style
 from esper.leyline.alpha import AlphaState
 from esper.leyline.errors import UsageError
 from esper.leyline.payloads import TopologyManifestRecorded, TopologySlot
@@ -25,7 +25,7 @@ class PlantedSeed(NamedTuple):
     """A seed placed into a model directly in a given stage."""
 
     slot_id: str
-    blueprint: Blueprint
+    blueprint: str
     style: Style
     alpha: float
     stage: Stage
@@ -41,7 +41,7 @@ def _seed_in(row: TopologySlot) -> PlantedSeed:
     try:
         return PlantedSeed(
             slot_id=row.slot_id,
-            blueprint=Blueprint[row.blueprint.upper()],
+            blueprint=row.blueprint,
             style=Style[row.style],
             alpha=row.alpha,
             stage=Stage[row.stage],

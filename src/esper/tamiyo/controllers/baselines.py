@@ -6,7 +6,6 @@ from random import Random
 from typing import Final
 
 from esper.leyline.actions import (
-    BLUEPRINTS_BY_TOPOLOGY,
     HEADS,
     ActionSpec,
     AlphaSpeed,
@@ -97,7 +96,7 @@ def random_request(random: Random, rules: ActionRules) -> ActionSpec:
     """Draw every head but op and slot; used or not, so that later draws do not depend on the op."""
     return ActionSpec(
         slot_id=rules.slot_ids[0],
-        blueprint=random.choice(BLUEPRINTS_BY_TOPOLOGY[rules.topology]),
+        blueprint=random.choice(rules.blueprints),
         style=random.choice(list(Style)),
         tempo=random.choice(list(Tempo)),
         alpha_target=random.choice(list(AlphaTarget)),
@@ -150,7 +149,7 @@ class PeriodicController:
     def _planted(self, step: int) -> list[ActionSpec]:
         if step % self.period:
             return []
-        rotation = BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]
+        rotation = self.rules.blueprints
         blueprint = rotation[(step // self.period) % len(rotation)]
         return [
             ActionSpec(op=Op.GERMINATE, slot_id=slot_id, blueprint=blueprint)

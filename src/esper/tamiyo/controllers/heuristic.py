@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, ActionSpec, Blueprint, Op, Topology
+from esper.leyline.actions import ActionSpec, Blueprint, Op, Topology
 from esper.leyline.errors import InvalidValueError
 from esper.leyline.legality import ActionRules, is_legal
 from esper.leyline.messages import EnvEvidence
@@ -72,7 +72,7 @@ class _EnvMemory:
     idle_steps: int = 0
     """Consecutive steps without a growing seed."""
     last_prune_step: int | None = None
-    penalties: dict[Blueprint, float] = field(default_factory=dict)
+    penalties: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -81,7 +81,7 @@ class HeuristicController:
 
     rules: ActionRules
     heuristic: HeuristicRules = field(default_factory=HeuristicRules)
-    rotation: tuple[Blueprint, ...] | None = None
+    rotation: tuple[str, ...] | None = None
     name: str = "heuristic"
     _envs: dict[int, _EnvMemory] = field(default_factory=dict)
 
@@ -92,9 +92,9 @@ class HeuristicController:
         if not self.rotation:
             raise InvalidValueError("rotation", (), "must name a blueprint", "heuristic")
         for blueprint in self.rotation:
-            if blueprint not in BLUEPRINTS_BY_TOPOLOGY[self.rules.topology]:
+            if blueprint not in self.rules.blueprints:
                 constraint = f"does not grow in a {self.rules.topology} host"
-                raise InvalidValueError("rotation", blueprint.id, constraint, "heuristic")
+                raise InvalidValueError("rotation", str(blueprint), constraint, "heuristic")
 
     def begin_round(self, round_index: int) -> None:
         """Discard the state of the previous round's envs."""
@@ -196,7 +196,7 @@ class HeuristicController:
         legal = (request.slot_id for request in requests if is_legal(request, reports, self.rules))
         return next(legal, None)
 
-    def _next_blueprint(self, memory: _EnvMemory) -> Blueprint:
+    def _next_blueprint(self, memory: _EnvMemory) -> str:
         """Return the next blueprint of the rotation, skipping recently pruned ones.
 
         If all have a high penalty, rotate through them in order of penalty.
@@ -208,7 +208,7 @@ class HeuristicController:
             if memory.penalties.get(self.rotation[index], 0.0) < self.heuristic.skip_penalty:
                 memory.next_index = index + 1
                 return self.rotation[index]
-        ranked = sorted(self.rotation, key=lambda item: (memory.penalties[item], item.id))
+        ranked = sorted(self.rotation, key=lambda item: (memory.penalties[item], item))
         chosen = ranked[memory.next_index % size]
         memory.next_index += 1
         return chosen

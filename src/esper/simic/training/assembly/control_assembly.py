@@ -48,8 +48,10 @@ def _build_control(setup: RunSetup) -> Control:
 
 def _extractor_of(config: TrainingConfig) -> FeatureExtractor:
     if config.blind:
-        return SwappedExtractor(config.slots, config.max_epochs, seed=config.seed)
-    return FeatureExtractor(config.slots, config.max_epochs)
+        return SwappedExtractor(
+            config.slots, config.max_epochs, config.blueprints, seed=config.seed
+        )
+    return FeatureExtractor(config.slots, config.max_epochs, config.blueprints)
 
 
 async def start_control(setup: RunSetup) -> ControlThread:

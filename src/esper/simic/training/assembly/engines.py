@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from esper.kasmina.blueprints import is_installed_blueprint
 from esper.leyline.config import DataSource, EngineKind, Job
 from esper.leyline.errors import ConfigError
 from esper.leyline.workers import WorkerIdentity, WorkerSpec, identity_difference
@@ -97,6 +98,12 @@ def _obstacle(setup: WorkerSetup) -> str | None:
             f"task {task!r} was registered in this process only; install it as a plug-in "
             "(entry point group esper.tasks) to have it in others"
         )
+    for name in setup.job.training.blueprints:
+        if not is_installed_blueprint(name):
+            return (
+                f"blueprint {name!r} was registered in this process only; install it as a plug-in "
+                "(entry point group esper.blueprints) to have it in others"
+            )
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from esper.kasmina.blueprints import check_registered
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.config import AmpDtype, CompileMode, Job, TrainingConfig
@@ -82,13 +83,15 @@ def load_data(job: Job, stop: StopFlag) -> TensorDataset:
 
 
 def action_rules(job: Job, task: TaskSpec) -> ActionRules:
-    """Return which actions are legal in a job's envs."""
-    config = job.training
+    """Return which actions are legal in a job's envs; raise for blueprints that are unknown."""
+    config, topology = job.training, task.host.topology
+    check_registered(topology, config.blueprints)
     return ActionRules(
         slot_ids=config.slots,
-        topology=task.host.topology,
+        topology=topology,
         lifecycle=config.lifecycle,
         max_seeds=config.max_seeds,
+        added_blueprints=config.blueprints,
     )
 
 
