@@ -7,39 +7,36 @@ choice of learning rates, best difference first. Runs are kept in `--out` and ar
 """
 
 import argparse
-import dataclasses
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import torch
 
-from esper.leyline.actions import ActionSpec, Blueprint, Op, Tempo
+from esper.kasmina.seed import GerminationRequest
+from esper.leyline.actions import Blueprint, Tempo
 from esper.leyline.config import Job
 from esper.leyline.jobs import merge_job
-from esper.leyline.messages import EnvEvidence
-from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.tasks import Settings
 from esper.runtime.batches import Batch
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import all_tasks
-from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
 from esper.simic.evaluation.flops import FlopMeter
 from esper.simic.evaluation.statistics import t_quantile
+from esper.simic.telemetry.emitters import topology_manifest
 from esper.simic.training.assembly.parts import RunParts
-from esper.simic.training.assembly.run_setup import prepare_run
-from esper.simic.training.assembly.worker_assembly import Topologies, env_context
-from esper.tamiyo.controllers.protocol import Choice, Situation
-from esper.tolaria.event_loop import run_event_loop
+from esper.simic.training.assembly.worker_assembly import Topologies, build_work, env_context
+from esper.simic.training.assembly.worker_setup import WorkerSetup, load_data, prepare_worker
+from esper.simic.training.env_work import TrainingWork
+from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tolaria.stopping import StopFlag
 from tools.markdown import table
 
-__all__ = ["RECIPES", "Recipe", "Result", "ScheduleController", "main", "measure", "summary"]
+__all__ = ["RECIPES", "Recipe", "Result", "job_of", "main", "measure", "summary"]
 
 FLOP_SAMPLES: Final = 2
 """Norms reject one sample in training mode."""
@@ -120,39 +117,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Seeds that take part in the final network."""
 
 
-@dataclass(eq=False, kw_only=True, slots=True)
-class ScheduleController:
-    """Germinates what a recipe says at the steps that it says, and otherwise waits."""
-
-    recipe: Recipe
-    slot_ids: tuple[str, ...]
-    name: str = "schedule"
-
-    def begin_round(self, round_index: int) -> None:
-        """Do nothing: there is no state to reset."""
-
-    def choose(self, situation: Situation) -> Choice:
-        """Choose the same action for every env."""
-        index = situation.step - self.recipe.start
-        action = ActionSpec(slot_id=self.slot_ids[0])
-        if 0 <= index < len(self.recipe.blueprints):
-            action = ActionSpec(
-                op=Op.GERMINATE,
-                slot_id=self.slot_ids[index],
-                blueprint=self.recipe.blueprints[index],
-                tempo=self.recipe.tempo,
-            )
-        num_envs = len(situation.envs)
-        return Choice(actions=(action,) * num_envs, details=(None,) * num_envs)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Trained:
-    accuracy_pct: float
-    flops: float
-    topology: TopologyManifestRecorded
-
-
 def job_of(task: str, recipe: Recipe, *, seed: int, num_steps: int, data_dir: str | None) -> Job:
     """Return the job of one network."""
     lifecycle = {"auto_forward": (1, 2, 3), "min_training_steps": recipe.isolation}
@@ -165,44 +129,69 @@ def job_of(task: str, recipe: Recipe, *, seed: int, num_steps: int, data_dir: st
     return job
 
 
-def measure(job: Job, recipe: Recipe, dataset: TensorDataset | None = None) -> Result:
+def measure(job: Job, recipe: Recipe, dataset: TensorDataset) -> Result:
     """Train the grown network, and its final network from the first step on."""
-    grown = _trained(job, recipe, dataset, {})
-    static = _trained(job, None, dataset, {0: grown.topology})
+    setup = prepare_worker(job, StopFlag(), parts=RunParts(), dataset=dataset)
+    meter = FlopMeter(context=env_context(setup), sample=_sample(setup))
+    grown, grown_flops = _trained(setup, meter, recipe, {})
+    manifest = topology_manifest(grown.model.num_host_params, grown.reports)
+    static, static_flops = _trained(setup, meter, None, {0: manifest})
     return Result(
         recipe=recipe.name,
         seed=job.training.seed,
-        grown_pct=grown.accuracy_pct,
-        static_pct=static.accuracy_pct,
-        grown_flops=grown.flops,
-        static_flops=static.flops,
-        num_seeds=len(static.topology.slots),
+        grown_pct=_test(setup, grown),
+        static_pct=_test(setup, static),
+        grown_flops=grown_flops,
+        static_flops=static_flops,
+        num_seeds=static.model.num_fossils,
     )
+
+
+def _sample(setup: WorkerSetup) -> Batch:
+    inputs, targets = next(iter(setup.val_batches.batches(round=0, step=0)))[0]
+    return Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
 
 
 def _trained(
-    job: Job, recipe: Recipe | None, dataset: TensorDataset | None, topologies: Topologies
-) -> _Trained:
-    stop = StopFlag()
-    setup = prepare_run(job, "wait", None, stop, parts=RunParts(), dataset=dataset)
-    if recipe is not None:
-        controller = ScheduleController(recipe=recipe, slot_ids=job.training.slots)
-        setup = dataclasses.replace(setup, controller=controller)
-    done = run_event_loop(partial(evaluate_round, setup, topologies=topologies), stop)
-    inputs, targets = next(iter(setup.worker.val_batches.batches(round=0, step=0)))[0]
-    sample = Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
-    meter = FlopMeter(context=env_context(setup.worker), sample=sample)
-    (test,) = done.tested[-1]
-    assert test is not None, "the network broke down"
-    return _Trained(
-        accuracy_pct=test.accuracy_pct,
-        flops=sum(env.train_samples * meter.per_target(env.reports) for env in _seen(done)),
-        topology=done.topologies[0],
-    )
+    setup: WorkerSetup, meter: FlopMeter, recipe: Recipe | None, topologies: Topologies
+) -> tuple[ParallelEnvState, float]:
+    """Train a network as a run does, without validation; return it with its FLOPs."""
+    work, flops = build_work(setup, topologies), 0.0
+    env = work.build(0, 0)
+    for step in range(setup.job.training.max_epochs):
+        _train(work, env, setup, step)
+        flops += env.train.total * meter.per_target(env.reports)
+        if recipe is not None:
+            _germinate(env, recipe, step)
+        env.tick()
+    return env, flops
 
 
-def _seen(done: EvaluationRound) -> Iterable[EnvEvidence]:
-    return (env for step in done.steps for env in step.envs if env is not None)
+def _train(work: TrainingWork, env: ParallelEnvState, setup: WorkerSetup, step: int) -> None:
+    work.begin_train(env, step)
+    for index, shares in enumerate(setup.train_batches.batches(round=0, step=step)):
+        work.train_batch(env, index, shares[0])
+    work.finish_train(env)
+
+
+def _germinate(env: ParallelEnvState, recipe: Recipe, step: int) -> None:
+    index = step - recipe.start
+    if 0 <= index < len(recipe.blueprints):
+        request = GerminationRequest(
+            seed_id=f"seed_{index}",
+            blueprint=recipe.blueprints[index],
+            tempo_steps=recipe.tempo.steps,
+            step=step,
+        )
+        env.model.germinate(env.slot_ids[index], request, env.seed_generator)
+
+
+def _test(setup: WorkerSetup, env: ParallelEnvState) -> float:
+    return build_work(setup).test(env, _no_beat).accuracy_pct
+
+
+def _no_beat() -> None:
+    """Do nothing: no watchdog looks at this loop."""
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -257,14 +246,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for recipe in RECIPES[options.set]
         if recipe.name.startswith(tuple(options.recipe or ("",)))
     ]
-    results = _kept(options.out)
+    results, dataset = _kept(options.out), None
     known = {(result.recipe, result.seed) for result in results}
     # Seed by seed, so that an interrupted measurement has all recipes.
     for seed in range(options.seeds):
         for recipe in recipes:
             if (recipe.name, seed) not in known:
                 facts = {"seed": seed, "num_steps": options.steps, "data_dir": options.data_dir}
-                results.append(measure(job_of(options.task, recipe, **facts), recipe))
+                job = job_of(options.task, recipe, **facts)
+                dataset = dataset or load_data(job, StopFlag())
+                results.append(measure(job, recipe, dataset))
                 _keep(options.out, results[-1])
     names = {recipe.name for recipe in recipes}
     print(summary([result for result in results if result.recipe in names]))
