@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from tests.builders.messages import make_report, make_signals
 from tests.tamiyo.states import SLOTS, batches
 
-from esper.leyline.actions import Blueprint, Op, Style
+from esper.leyline.actions import BLUEPRINTS, Blueprint, Op, Style
 from esper.leyline.alpha import AlphaMode, AlphaState
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.signals import TrainingSignals
@@ -120,8 +120,15 @@ def test_blueprints_are_listed_by_slot(batch) -> None:
     signals, reports, feedback = zip(*batch, strict=True)
     found = EXTRACTOR.observe(signals, reports, feedback).blueprint_indices
     for row, env_reports in zip(found.tolist(), reports, strict=True):
-        by_slot = {report.slot_id: int(report.blueprint) for report in env_reports}
+        by_slot = {report.slot_id: BLUEPRINTS.index(report.blueprint) for report in env_reports}
         assert row == [by_slot.get(slot_id, -1) for slot_id in SLOTS]
+
+
+def test_a_blueprint_that_a_run_adds_has_an_index_of_its_own() -> None:
+    extractor = FeatureExtractor(SLOTS, NUM_STEPS, ("dilated", "widen"))
+    report = make_report(SLOTS[1], blueprint="widen")
+    found = extractor.observe([make_signals()], [(report,)], [ActionFeedback()])
+    assert found.blueprint_indices.tolist() == [[-1, len(BLUEPRINTS) + 1, -1]]
 
 
 def test_types_and_sizes_are_those_the_policy_expects() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from tests.builders.messages import make_report
 from tests.tamiyo.states import SLOTS, envs
 
 from esper.leyline.actions import (
+    BLUEPRINTS,
     HEAD_SPECS,
     ActionSpec,
     AlphaTarget,
@@ -52,6 +54,11 @@ actions = st.builds(
 )
 
 
+def _index_of(action: ActionSpec, head: Head) -> int:
+    choice = getattr(action, head.value)
+    return BLUEPRINTS.index(choice) if head is Head.BLUEPRINT else int(choice)
+
+
 def masks_allow(masks: ActionMasks, env_index: int, action: ActionSpec) -> bool:
     heads = {
         Head.BLUEPRINT: masks.blueprint,
@@ -67,7 +74,7 @@ def masks_allow(masks: ActionMasks, env_index: int, action: ActionSpec) -> bool:
         bool(masks.slot_by_op[env_index, action.op, slot]),
     ]
     allowed += [
-        bool(mask[env_index, getattr(action, head.value)])
+        bool(mask[env_index, _index_of(action, head)])
         for head, mask in heads.items()
         if head in causal_heads(action.op)
     ]
@@ -151,7 +158,14 @@ def test_alpha_target_is_open_while_something_can_germinate_or_be_retargeted() -
 
 
 def test_noop_is_never_offered() -> None:
-    assert not ActionMasker(RULES).masks([()]).blueprint[0, Blueprint.NOOP]
+    assert not ActionMasker(RULES).masks([()]).blueprint[0, BLUEPRINTS.index(Blueprint.NOOP)]
+
+
+def test_blueprints_that_a_run_adds_are_offered_after_the_others() -> None:
+    rules = msgspec.structs.replace(RULES, added_blueprints=("dilated", "widen"))
+    (plain,) = ActionMasker(RULES).masks([()]).blueprint.tolist()
+    (offered,) = ActionMasker(rules).masks([()]).blueprint.tolist()
+    assert offered == [*plain, True, True]
 
 
 def test_a_report_of_an_unknown_slot_is_refused() -> None:

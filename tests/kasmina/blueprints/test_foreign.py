@@ -64,7 +64,7 @@ class InTraining(Residual):
 
 class TwiceZero(Residual):
     def added(self, x: Tensor) -> Tensor:
-        return self.last(self.last(x) * 0.0)
+        return super().added(x) * self.last.bias.sum()
 
 
 class Unbounded(Residual):

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.grad import conv2d_weight
 
 from esper.kasmina.blueprints.seed import Seed
 from esper.kasmina.layers import Conv2d, Linear, ZeroConv2d, ZeroLinear
@@ -99,7 +100,9 @@ class _GradMax(Seed):
         self.incoming = incoming
         self.outgoing = outgoing
         self._is_fitted = False
-        self.register_load_state_dict_post_hook(_keep_loaded_weights)
+        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            _keep_loaded_weights
+        )
 
     @abstractmethod
     def gradient_of_a_layer(self, x: Tensor, gradient: Tensor) -> Tensor:
@@ -115,7 +118,8 @@ class _GradMax(Seed):
         """Add the output of the branch."""
         added: Tensor = self.outgoing(functional.silu(self.incoming(x)))
         if self.training and added.requires_grad and not self._is_fitted:
-            added.register_hook(partial(self._fit, x.detach()))
+            fit = partial(self._fit, x.detach())
+            added.register_hook(fit)  # type: ignore[no-untyped-call]
         return x + added
 
     @torch.no_grad()
@@ -157,7 +161,7 @@ class GradMaxImage(_GradMax):
     def gradient_of_a_layer(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient of a 3x3 convolution's weights."""
         channels = x.shape[1]
-        whole = nn.grad.conv2d_weight(x, (channels, channels, 3, 3), gradient, padding=1)
+        whole: Tensor = conv2d_weight(x, (channels, channels, 3, 3), gradient, padding=1)
         return whole.flatten(1)
 
 
