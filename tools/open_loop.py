@@ -236,6 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", default="schedules", choices=RECIPES)
     parser.add_argument("--recipe", action="append", help="only those that begin like this")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path, help="a file of finished runs, one in each line")
@@ -249,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results, dataset = _kept(options.out), None
     known = {(result.recipe, result.seed) for result in results}
     # Seed by seed, so that an interrupted measurement has all recipes.
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         for recipe in recipes:
             if (recipe.name, seed) not in known:
                 facts = {"seed": seed, "num_steps": options.steps, "data_dir": options.data_dir}

@@ -40,6 +40,7 @@ OTHER_VALUES: dict[str, Any] = {
     "n_envs": 3,
     "max_epochs": 4,
     "slots": ["r0c1", "r0c2"],
+    "blueprints": ["widen"],
     "max_seeds": 1,
     "contexts": {},
     "seed": 7,

@@ -27,6 +27,7 @@ CASES = {
     "--envs": Case("3", "training.n_envs", 3),
     "--episode-length": Case("9", "training.max_epochs", 9),
     "--slots": Case("r0c0 r0c1", "training.slots", ["r0c0", "r0c1"]),
+    "--blueprints": Case("widen grad_max", "training.blueprints", ["widen", "grad_max"]),
     "--max-seeds": Case("2", "training.max_seeds", 2),
     "--seed": Case("5", "training.seed", 5),
     "--group": Case("treated", "training.group_id", "treated"),

@@ -161,7 +161,10 @@ class GradMaxImage(_GradMax):
     def gradient_of_a_layer(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient of a 3x3 convolution's weights."""
         channels = x.shape[1]
-        whole: Tensor = conv2d_weight(x, (channels, channels, 3, 3), gradient, padding=1)
+        shape = (channels, channels, 3, 3)
+        whole: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+            x, shape, gradient, padding=1
+        )
         return whole.flatten(1)
 
 

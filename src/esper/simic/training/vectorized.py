@@ -53,6 +53,7 @@ def train_ppo_vectorized(
     n_envs: int = DEFAULTS.n_envs,
     max_epochs: int = DEFAULTS.max_epochs,
     slots: Sequence[str] = DEFAULTS.slots,
+    blueprints: Sequence[str] = DEFAULTS.blueprints,
     max_seeds: int | None = DEFAULTS.max_seeds,
     contexts: Mapping[str, float] = DEFAULTS.contexts,
     seed: int = DEFAULTS.seed,
