@@ -248,6 +248,7 @@ ALLOWED: dict[str, str] = {
     "esper.leyline.slots.InjectionSpec.surface": LIBRARY,
     "esper.host": LIBRARY,
     "esper.load_grown": LIBRARY,
+    "esper.register_blueprint": LIBRARY,
     "esper.kasmina.hosts.staged._Tracer.is_leaf_module": CALLED,
     "esper.kasmina.hosts.staged._Tracer.getattr": CALLED,
     "esper.scripts.cli.CommandParser.parse_known_args": CALLED,
