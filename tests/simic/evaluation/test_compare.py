@@ -559,9 +559,9 @@ def test_recorded_seeds_of_blueprints_that_are_not_offered_are_refused(tmp_path:
     arm = Arm(name="static-final:run", command="wait", recorded=(manifest,))
 
     with pytest.raises(UsageError, match=r"blueprints widen, which .* --blueprints"):
-        check_topologies(tiny_job(tmp_path, n_envs=1), arm, {0: manifest}, 1)
+        check_topologies(tiny_job(tmp_path, n_envs=1), arm, {0: manifest}, {0: 1})
     offering = tiny_job(tmp_path, n_envs=1, blueprints=["widen"])
-    check_topologies(offering, arm, {0: manifest}, 1)
+    check_topologies(offering, arm, {0: manifest}, {0: 1})
 
 
 @pytest.mark.parametrize("seeds", [[], [1], [-1, 2], [3, 3]])
