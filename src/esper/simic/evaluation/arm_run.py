@@ -186,7 +186,9 @@ def _check_action_space(job: Job, arm: Arm, policy: LoadedRun | None) -> None:
             f"{arm.name}: acts on {' '.join(sorted(unknown))} and the comparison has the slots "
             f"{' '.join(job.training.slots)}; choose the same with --slots"
         )
-    for what in ("slots", "blueprints") if policy is not None else ():
+    if policy is None:
+        return
+    for what in ("slots", "blueprints"):
         its = " ".join(getattr(policy.job.training, what)) or "of every run only"
         asked = " ".join(getattr(job.training, what)) or "of every run only"
         if its != asked:
