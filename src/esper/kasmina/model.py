@@ -85,10 +85,10 @@ class MorphogeneticModel(nn.Module):
         """Yield the slots in action order."""
         return (self.slot(slot_id) for slot_id in self.slot_config.slot_ids)
 
-    def check_blueprints(self) -> None:
-        """Raise if some blueprint of the host's topology does not fit one of the slots."""
+    def check_blueprints(self, added: tuple[str, ...]) -> None:
+        """Raise if a blueprint of every run or an added one does not fit one of the slots."""
         for slot in self.all_slots():
-            for blueprint in SEEDS[slot.topology]:
+            for blueprint in (*SEEDS[slot.topology], *added):
                 slot.check_blueprint(blueprint)
 
     def set_emit(self, emit: Emit) -> None:

@@ -18,7 +18,7 @@ from esper.kasmina.layers import fill_zeros
 from esper.kasmina.lifecycle import Frozen, ModuleDropped, Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot_operations import Emit, SlotOperations, discard
-from esper.leyline.actions import Blueprint, Topology
+from esper.leyline.actions import Topology
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.errors import ContractError, UsageError
 from esper.leyline.payloads import Payload
@@ -156,14 +156,14 @@ class SeedSlot(SlotOperations, nn.Module):
             if module is not None:
                 yield from module.parameters()
 
-    def check_blueprint(self, blueprint: Blueprint) -> None:
+    def check_blueprint(self, blueprint: str) -> None:
         """Raise if a seed of this blueprint could not be germinated here."""
         try:
             self._probe(build_seed(self.topology, blueprint, self.channels, torch.Generator()))
         except Exception as error:  # a blueprint may be code of the user's own
             raise UsageError(
-                f"slot {self.slot_id!r} with {self.channels} channels: blueprint {blueprint.id!r} "
-                f"does not fit: {error}"
+                f"slot {self.slot_id!r} with {self.channels} channels: blueprint "
+                f"{str(blueprint)!r} does not fit: {error}"
             ) from error
 
     # --- Restoring ---------------------------------------------------------------------------

@@ -194,7 +194,8 @@ def _check_network(task: RegisteredTask, job: Job) -> None:
     else:
         return
     config = job.training
-    MorphogeneticModel(host, config.slots, config.lifecycle).check_blueprints()
+    model = MorphogeneticModel(host, config.slots, config.lifecycle)
+    model.check_blueprints(config.blueprints)
 
 
 def _check_inputs(task: TaskSpec, dataset: TensorDataset) -> None:
