@@ -33,6 +33,7 @@ CONSOLES = {
 }
 """Columns and lines."""
 MAX_OVERLAID = 4
+WAIT_MS = 120_000
 NORMAL = "0d1217 ff8a80 56cf95 f5bd52 62c6ff c9a6ff 5ed3e3 c3cbd3"
 BRIGHT = "8d9caa ffaca5 8fe3ba ffd37f 9adcff dcc6ff 97e5ef ffffff"
 
@@ -94,6 +95,7 @@ def take_dashboard(
         viewport={"width": width, "height": height},
         color_scheme="light" if theme == "light" else "dark",
     )
+    page.set_default_timeout(WAIT_MS)
     page.goto(report.as_uri())
     page.locator("#chart-policy .main-svg").first.wait_for()
     page.screenshot(path=output)
@@ -107,6 +109,7 @@ def take_detail(browser: Browser, report: Path, theme: str, output: Path) -> Non
         viewport={"width": 1280, "height": 800},
         color_scheme="light" if theme == "light" else "dark",
     )
+    page.set_default_timeout(WAIT_MS)
     page.goto(report.as_uri())
     page.locator("#env-grid .env").first.click()
     page.locator("#chart-worth .main-svg").first.wait_for()
@@ -131,6 +134,7 @@ def take_list(browser: Browser, parent: Path, theme: str, folder: Path) -> None:
                 viewport={"width": width, "height": height},
                 color_scheme="light" if theme == "light" else "dark",
             )
+            page.set_default_timeout(WAIT_MS)
             page.goto(f"{address}runs#{shown}&smooth=0.4")
             page.locator("#chart-reward .main-svg").first.wait_for()
             page.locator("#runs-table tbody tr").first.wait_for()

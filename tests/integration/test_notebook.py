@@ -12,7 +12,8 @@ EXECUTE = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], as_version=4)
 resources = {"metadata": {"path": sys.argv[2]}}
-nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3", resources=resources).execute()
+limits = {"timeout": 100, "startup_timeout": 100}
+nbclient.NotebookClient(notebook, kernel_name="python3", resources=resources, **limits).execute()
 texts = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())]
 print("".join(texts))
 """

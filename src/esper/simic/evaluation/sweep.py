@@ -1,7 +1,6 @@
 """Sweeps: searches configurations with Optuna; a trial is a run for each of some seeds."""
 
 import contextlib
-import fcntl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from esper.leyline.errors import (
 )
 from esper.leyline.jobs import Layer, merge_job, nested_layer
 from esper.leyline.payloads import BatchEpochCompleted
+from esper.leyline.platforms import lock_file, share_lock
 from esper.leyline.sweeps import Dimension, Setting, SweepReport, SweepSpec, TrialRow
 from esper.leyline.telemetry import Event
 from esper.runtime.tasks import tasks_for
@@ -111,12 +111,12 @@ def _share(spec: SweepSpec, study: "optuna.Study") -> Iterator[None]:
     path = Path(f"{spec.name if '://' in spec.location else spec.location}.in-use")
     with path.open("wb") as file:
         with contextlib.suppress(BlockingIOError):  # others search it as well
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file.fileno())
             for trial in study.trials:
                 if trial.state.name == "RUNNING":
                     study.tell(trial.number, state=_state("FAIL"))
                     study.enqueue_trial(trial.params)
-        fcntl.flock(file, fcntl.LOCK_SH)
+        share_lock(file.fileno())
         yield
     # Left in place: another command may be about to lock it.
 
