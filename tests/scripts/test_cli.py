@@ -53,6 +53,8 @@ def test_version_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         (UsageError("no such thing; name another"), 2, "tool: no such thing; name another\n"),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, ""),
         (BrokenPipeError(), ExitCode.OK, ""),
+        (PermissionError(13, "Permission denied", "/x"), 2, "tool: /x: Permission denied\n"),
+        (OSError(36, "File name too long", "y"), 2, "tool: y: File name too long\n"),
     ],
 )
 def test_failure_is_one_line_and_a_code(

@@ -95,14 +95,21 @@ def run_command(parser: ArgumentParser, argv: Sequence[str] | None) -> int:
         discard_output()
         return int(ExitCode.OK)
     except OSError as error:
-        if error.filename is not None:  # not of a stream that was open already
-            return _report_bug()
-        _complain(f"{parser.prog}: cannot write to standard output: {error.strerror}")
-        discard_output()
-        return int(ExitCode.FAILED)
+        return _explain(error, parser.prog)
     except Exception:
         return _report_bug()
     return code
+
+
+def _explain(error: OSError, program: str) -> int:
+    """Report a path that the system refuses, or a standard output that fails."""
+    if error.filename is not None:  # such as a name that is too long, or forbidden
+        _complain(f"{program}: {error.filename}: {error.strerror}")
+        _leave_stdout_in_order()
+        return int(ExitCode.USAGE)
+    _complain(f"{program}: cannot write to standard output: {error.strerror}")
+    discard_output()
+    return int(ExitCode.FAILED)
 
 
 def _complain(sentence: str) -> None:
