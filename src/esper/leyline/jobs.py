@@ -126,7 +126,7 @@ def _check_keys(layer: Layer, struct: type[msgspec.Struct], source: str, path: s
             if isinstance(leaf, float) and not math.isfinite(leaf):
                 raise InvalidValueError(name, leaf, "must be a finite number", source)
             if isinstance(leaf, str) and not _is_text(leaf):
-                raise InvalidValueError(name, leaf, "must be UTF-8 text", source)
+                raise InvalidValueError(name, leaf, "must be UTF-8 text without NUL", source)
 
 
 def _nearest_key(key: str, path: str, siblings: Collection[str]) -> str | None:
@@ -158,12 +158,11 @@ def _leaves_of(value: object) -> Iterator[object]:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether a text can be stored; arguments that are not UTF-8 cannot."""
+    """Return whether a text can be stored and name a file; not all arguments are UTF-8."""
     try:
-        value.encode()
+        return b"\0" not in value.encode()
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def _overlay(lower: Layer, upper: Layer) -> dict[str, object]:
@@ -315,7 +314,7 @@ def _run_checks(job: Job) -> Iterator[_Check]:
     serve, profiler = job.run.serve, job.run.profiler
     if serve is not None:
         host, _, port = serve.rpartition(":")
-        is_valid = bool(host) and port.isdecimal() and int(port) <= 65535
+        is_valid = bool(host) and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
         yield "run.serve", serve, is_valid, "must be HOST:PORT, such as 127.0.0.1:8765"
     num_steps = job.training.n_episodes * job.training.max_epochs
     is_reached = profiler.torch_wait + profiler.torch_warmup < num_steps
