@@ -67,6 +67,9 @@ RULES: dict[str, tuple[Request, int | None]] = {
     "a foreign host": (asked("evil.example"), 400),
     "a malformed host": (asked("["), 400),
     "a foreign host that begins like ours": (asked("127.0.0.1.evil.example"), 400),
+    "a foreign host as a user": (asked(f"evil.example@{OWN}"), 400),
+    "a host with a path": (asked(f"{OWN}/evil.example"), 400),
+    "a host with a fragment": (asked("127.0.0.1#@evil.example"), 400),
     "our own page": (asked(origin=f"http://{OWN}"), None),
     "our own page behind a proxy that encrypts": (asked(origin=f"https://{OWN}"), None),
     "our own host with another scheme": (asked(origin=f"ftp://{OWN}"), 403),
@@ -200,7 +203,7 @@ def test_message_names_the_address() -> None:
 @pytest.mark.parametrize("headers", [{}, {"host": ":80"}, {"host": "["}])
 def test_request_without_a_name_is_for_no_server(headers: dict[str, str]) -> None:
     request = Request(headers=headers, query={"token": "t"}, path="/", method="GET")
-    for host in ("XX", "box.example"):
+    for host in ("XX", "xx", "box.example"):
         refusal = Security(host=host, token="t").refusal(request)
         assert refusal is not None
         assert refusal.status == 400

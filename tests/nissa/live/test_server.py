@@ -434,7 +434,9 @@ async def test_address_in_use_is_named(tmp_path: Path) -> None:
             await serve(app, listen(ServerAddress.parse(address)))
 
 
-@pytest.mark.parametrize("text", ["8765", ":8765", "host:", "host:x", "host:70000"])
+@pytest.mark.parametrize(
+    "text", ["8765", ":8765", "host:", "host:x", "host:70000", "\udcff:80", "a\0b:80"]
+)
 async def test_address_off_the_grammar_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected HOST:PORT"):
         ServerAddress.parse(text)

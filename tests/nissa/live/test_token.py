@@ -26,6 +26,18 @@ def test_environment_is_used_only_where_none_is_given(monkeypatch: pytest.Monkey
     assert resolve_token(None) is None
 
 
+@pytest.mark.parametrize("token", ["a\nb", "a\x1bb", "\udcff"])
+@pytest.mark.parametrize("is_given", [True, False])
+def test_token_that_no_address_can_hold_is_refused_without_showing_it(
+    is_given: bool, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_given:
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(UsageError, match="the token has characters that") as caught:
+        resolve_token(token if is_given else None)
+    assert token not in str(caught.value)
+
+
 def test_file_holds_the_token_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("  open sesame \n")

@@ -28,7 +28,8 @@ class ServerAddress:
     def parse(cls, text: str) -> Self:
         """Parse `HOST:PORT`; an IPv6 host is written in brackets."""
         host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+        is_port = port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+        if not host or not host.isprintable() or not is_port:
             raise UsageError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8765")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 

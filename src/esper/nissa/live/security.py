@@ -111,9 +111,12 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 def _name_of(host_header: str) -> str:
     """Return the host of a Host header without port and brackets; '' if it is malformed."""
     try:
-        return urlsplit(f"//{host_header}").hostname or ""
+        parts = urlsplit(f"//{host_header}")
     except ValueError:
         return ""
+    # No user, path, query or fragment, which would hide the name in front of them or behind them.
+    is_whole = parts.netloc == host_header and "@" not in host_header
+    return (parts.hostname or "") if is_whole else ""
 
 
 def _is_cross_site(request: Request) -> bool:

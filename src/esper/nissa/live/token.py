@@ -19,11 +19,12 @@ def resolve_token(given: str | None) -> str | None:
     A process's arguments are visible to every user of the machine; a file and the environment are
     not.
     """
-    if given is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
-    if not given.startswith(FILE_MARK):
-        return given
-    return _read_token(Path(given.removeprefix(FILE_MARK)))
+    if given is not None and given.startswith(FILE_MARK):
+        return _read_token(Path(given.removeprefix(FILE_MARK)))
+    token = os.environ.get(TOKEN_VARIABLE) or None if given is None else given
+    if token is not None and not token.isprintable():  # bytes that are not UTF-8 are not, either
+        raise UsageError("the token has characters that cannot be part of an address")
+    return token
 
 
 def _read_token(path: Path) -> str:
