@@ -77,6 +77,9 @@ def test_endless_configuration_is_refused(path: str) -> None:
         ["--config", b"\xff.toml"],
         ["--task", b"\xff"],
         ["--set", b"\xff=\xff"],
+        ["--set", 'run.telemetry_dir="a\\u0000b"'],
+        ["--set", 'run.serve_token="@a\\u0000b"'],
+        ["--serve", "9" * 5_000],
     ],
     ids=lambda it: repr(it)[:40],
 )
@@ -84,6 +87,35 @@ def test_odd_values_are_refused_in_one_sentence(arguments: list[str | bytes]) ->
     ended = run_limited("train", "config", "show", *arguments)
     assert_refused(ended, 0, 2)
     assert ended.returncode == 2 or "--resume" in arguments
+
+
+@pytest.mark.parametrize("command", ["count", "validate", "tail", "runs", "report", "serve"])
+def test_name_that_no_file_can_have_is_refused_in_one_sentence(command: str) -> None:
+    ended = run_limited("telemetry", command, "x" * 5_000)
+    assert_refused(ended, 2)
+    assert ended.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--address", b"\xff:0"], ["--address", "127.0.0.1:0", "--token", b"\xff"]],
+    ids=["address", "token"],
+)
+def test_server_with_an_odd_address_or_token_is_refused(
+    arguments: list[str | bytes], run_dir: Path
+) -> None:
+    ended = run_limited("telemetry", "serve", run_dir, *arguments)
+    assert_refused(ended, 2)
+    assert ended.stderr.count(b"\n") == 1
+
+
+def test_query_prints_its_rows_and_nothing_else(run_dir: Path) -> None:
+    command = [sys.executable, "-c", "from esper.scripts.commands import telemetry as t; exit(t())"]
+    arguments = ["query", run_dir, "select count(*) as n from runs"]
+    ended = subprocess.run(
+        [*command, *arguments], capture_output=True, timeout=WAIT_S, check=False, text=True
+    )
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["n", "1"], "")
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".json"])

@@ -28,6 +28,21 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return SHAPE.write(tmp_path_factory.mktemp("runs")) / "events.jsonl"
 
 
+@pytest.mark.parametrize(("name", "other"), [("g[1]", "g1"), ("g*", "ga"), ("g?", "gb")])
+def test_path_is_no_pattern(name: str, other: str, log: Path, tmp_path: Path) -> None:
+    lines = log.read_bytes().splitlines(keepends=True)
+    for number, directory in enumerate((name, other), start=1):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "events.jsonl").write_bytes(b"".join(lines[:number]))
+    path = tmp_path / name / "events.jsonl"
+    assert query_logs([path], "SELECT count(*) FROM raw_events").rows == [(1,)]
+
+
+def test_statement_that_is_not_text_is_refused(log: Path) -> None:
+    with pytest.raises(UsageError, match="the statement is not UTF-8 text"):
+        query_logs([log], "SELECT \udcff")
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_view_can_be_selected_from(name: str, log: Path) -> None:
     assert query_logs([log], f"SELECT * FROM {name}").columns

@@ -1,5 +1,6 @@
 """SQL over runs: events are loaded into DuckDB, which then reads no other data."""
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,6 +79,10 @@ def query_logs(logs: Sequence[Path], sql: str, page: Page | None = None) -> Quer
 
 
 def _executed(connection: "duckdb.DuckDBPyConnection", sql: str, page: Page | None) -> QueryResult:
+    try:
+        sql.encode()  # DuckDB's own error has no message
+    except UnicodeEncodeError:
+        raise UsageError("query: the statement is not UTF-8 text") from None
     # Contrary to its type annotation, execute() returns None for an empty statement.
     cursor: duckdb.DuckDBPyConnection | None = connection.execute(sql)
     if cursor is None:
@@ -122,7 +127,7 @@ def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None
         f"CREATE TABLE lines AS SELECT * FROM read_json($files, format = 'newline_delimited', "
         f"columns = {{{columns}}}, maximum_object_size = {_MAX_OBJECT_BYTES}, "
         f"ignore_errors = true, compression = $compression)",
-        {"files": [str(log) for log in logs], "compression": _compression(logs)},
+        {"files": [_as_pattern(log) for log in logs], "compression": _compression(logs)},
     )
     connection.execute("CREATE TABLE run_configs (run_id VARCHAR, config JSON)")
     configs = read_run_configs(logs)
@@ -130,6 +135,11 @@ def _load(connection: "duckdb.DuckDBPyConnection", logs: Sequence[Path]) -> None
         connection.executemany("INSERT INTO run_configs VALUES (?, ?)", configs)
     for view in VIEWS.values():
         connection.execute(view_sql(view))
+
+
+def _as_pattern(log: Path) -> str:
+    """Return the pattern that fits this path alone, as DuckDB takes paths for patterns."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", str(log))
 
 
 def _compression(logs: Sequence[Path]) -> str:
