@@ -92,6 +92,12 @@ NOT_PROMISED = (
     "reaction to signals applies.",
     "A signal that a debugger, `nohup` (SIGHUP) or SIGSTOP holds back is not seen.",
     "Checksums detect damage; they are no signature against somebody who recomputes them.",
+    "Bytes that are overwritten in place, with no change of a file's size, are noticed by "
+    "`validate` and by a resume, not while the run writes.",
+    "An output that takes nothing and does not fail (a terminal stopped with Ctrl-S, a suspended "
+    "reader of a pipe) holds up what is printed, and with it the end of the run.",
+    "The server speaks plain HTTP: who can read the network between it and a client can read the "
+    "token and the run.",
 )
 """What users might expect and do not get."""
 
