@@ -65,7 +65,10 @@ SUBJECTS = {
     ),
     "resuming": Subject(
         "esper.simic.training.checkpoints.resuming",
-        ("simic/training/checkpoints/test_resuming.py",),
+        (
+            "simic/training/checkpoints/test_resume_refusals.py",
+            "simic/training/checkpoints/test_resuming.py",
+        ),
         "not explained yet",
     ),
     "security": Subject(
