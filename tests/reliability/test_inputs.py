@@ -184,6 +184,21 @@ def test_run_id_of_a_checkpoint_is_no_pattern(run_id: str, run_dir: Path, tmp_pa
     assert "\x1b" not in ended.output
 
 
+def test_checkpoint_of_more_rounds_than_can_be_counted_is_refused(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    checkpoint = latest_checkpoint(run_dir)
+    assert checkpoint is not None
+    contents = read_checkpoint(checkpoint)
+    del contents["version"]
+    contents["header"]["state"]["rounds_completed"] = 10**100
+    checkpoint.write_bytes(encode_checkpoint(contents))
+    flags = [*resume_flags(tmp_path / "runs"), "--quiet"]
+    ended = Child(flags, tmp_path / "output.txt").wait()
+    assert (ended.code, ended.output.count("\n")) == (2, 1), ended.output
+    assert "but its event" in ended.output
+
+
 def chained_headers(path: Path, number: int) -> None:
     """Write an archive of headers that each announce another header."""
     header = tarfile.TarInfo("././@LongLink")

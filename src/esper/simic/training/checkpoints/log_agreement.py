@@ -34,8 +34,8 @@ def check_agreement(path: Path, header: CheckpointHeader, log: Path, cut: LogCut
         return  # this log does not contain the ends of rounds
     num_rounds = header.state.rounds_completed
     num_ended = _num_rounds_ended(log, cut)
-    first_redone = cut.redone.partition(b"\n")[0]
-    is_within = bool(cut.redone) and _place_of(log, first_redone).round in range(num_rounds)
+    next_round = _place_of(log, cut.redone.partition(b"\n")[0]).round if cut.redone else None
+    is_within = next_round is not None and next_round < num_rounds
     if num_ended != num_rounds or is_within:
         where = f"within round {num_rounds}" if is_within else f"after {num_ended} rounds"
         raise UnreadableFileError(
