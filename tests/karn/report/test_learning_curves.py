@@ -125,3 +125,10 @@ def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=reason) as refused:
             read_learning([path])
         assert str(path) in str(refused.value)
+
+
+def test_log_with_a_round_beyond_all_runs_is_refused(runs: list[Path]) -> None:
+    log = runs[0] / "events.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"round":4', b'"round":1000000'))
+    with pytest.raises(UsageError, match="has a round 1000000; up to 1000000 are drawn"):
+        read_learning(runs)

@@ -15,6 +15,8 @@ from esper.nissa.reading.run_lookup import find_run
 
 __all__ = ["read_learning"]
 
+MAX_ROUNDS: Final = 1_000_000
+
 _Reading = Callable[[RoundView], float | None]
 _ROUND_FIGURES: Final = (
     "mean_accuracy_pct",
@@ -43,8 +45,12 @@ def read_learning(paths: Sequence[Path]) -> LearningReport:
 
 def _model_at(path: Path) -> ViewModel:
     model = read_run(find_run(path))
-    if model.snapshot().run is None:
+    view = model.snapshot()
+    if view.run is None:
         raise UnreadableFileError(path, "its log has no TRAINING_STARTED event")
+    last = max((row.round for row in view.rounds), default=0)
+    if last >= MAX_ROUNDS:  # a curve has a place for each
+        raise UnreadableFileError(path, f"its log has a round {last}; up to {MAX_ROUNDS} are drawn")
     return model
 
 
