@@ -104,6 +104,11 @@ def test_close_is_answered_and_nothing_follows(client: RawClient) -> None:
     assert client.read() is None
 
 
+def test_close_behind_text_that_is_not_utf8_is_answered(client: RawClient) -> None:
+    client.send(text(b"\xff\xfe") + frame_bytes(Opcode.CLOSE, b"\x03\xe8"))
+    assert client.close_code() == 1000
+
+
 def test_unsolicited_pong_is_ignored(client: RawClient) -> None:
     client.send(frame_bytes(Opcode.PONG, b"unasked") + frame_bytes(Opcode.PING, b"still there"))
     pong = client.read_until(Opcode.PONG)

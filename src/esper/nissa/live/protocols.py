@@ -11,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import Frame
+from websockets.protocol import State
 
 from esper.leyline.live import CloseCode
 from esper.nissa.live.budget import TokenBucket
@@ -167,6 +168,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Handle a binary message or its first part."""
         self._count_frame()
         super().handle_bytes(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Pass a message to the app, unless a message before it has ended the connection."""
+        if self.conn.state is State.OPEN:
+            super().send_receive_event_to_app()
+        else:
+            self.frames = []
 
     def handle_ping(self) -> None:
         """Send the pong, unless the client reads none of them."""
