@@ -200,7 +200,7 @@ def test_message_names_the_address() -> None:
         Security(host="10.0.0.1")
 
 
-@pytest.mark.parametrize("headers", [{}, {"host": ":80"}, {"host": "["}])
+@pytest.mark.parametrize("headers", [{}, {"host": ":80"}, {"host": "["}, {"host": "a@b"}])
 def test_request_without_a_name_is_for_no_server(headers: dict[str, str]) -> None:
     request = Request(headers=headers, query={"token": "t"}, path="/", method="GET")
     for host in ("XX", "xx", "box.example"):

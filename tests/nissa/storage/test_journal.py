@@ -16,7 +16,8 @@ from esper.leyline.errors import (
     UnreadableFileError,
     UsageError,
 )
-from esper.nissa.storage.blocks import parse_commit_record
+from esper.nissa.storage import log_recovery
+from esper.nissa.storage.blocks import CommitRecord, parse_commit_record
 from esper.nissa.storage.files import FileSystem
 from esper.nissa.storage.journal import Journal, claim_run, open_journal
 
@@ -332,6 +333,41 @@ def test_places_are_the_first_blocks_at_least_64_kib_apart(tmp_path: Path) -> No
     journal = opened(tmp_path)
     assert sorted({journal.offset_before(seq) for seq in seqs_asked}) == expected
     journal.close()
+
+
+def test_place_is_known_from_64_kib_on_and_not_a_byte_earlier(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    for first_seq, start in ((1, 65_535), (2, 65_536), (3, 131_071), (4, 131_072)):
+        journal.note_indexed(CommitRecord.of(block(first_seq, 1), start))
+    assert [journal.offset_before(seq) for seq in (1, 2, 3, 4)] == [
+        (0, 0),
+        (2, 65_536),
+        (2, 65_536),
+        (4, 131_072),
+    ]
+    journal.close()
+
+
+def test_lost_checksums_of_several_blocks_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_recovery, "COVERED_BYTES", 1)
+    write_blocks(tmp_path, 2, 2)
+    (tmp_path / "events.crc").unlink()
+    journal = opened(tmp_path)
+    assert journal.recovery.num_events_covered == 4
+    journal.append(block(4, 1))
+    journal.close()
+    assert checked_seqs(tmp_path) == list(range(5))
+
+
+def test_other_events_of_the_same_length_are_kept_beside_too(tmp_path: Path) -> None:
+    write_blocks(tmp_path, 2, 1)
+    foreign = b"x" * len(line(2))
+    (tmp_path / "events.redone-1.jsonl").write_bytes(foreign)
+    cut_back(tmp_path, 1)
+    assert (tmp_path / "events.redone-1.jsonl").read_bytes() == foreign
+    assert seqs(read_events(tmp_path / "events.redone-2.jsonl")) == [2]
 
 
 class TrackingFiles(FailingFiles):
