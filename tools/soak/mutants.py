@@ -61,7 +61,7 @@ SUBJECTS = {
     "log_recovery": Subject(
         "esper.nissa.storage.log_recovery",
         ("nissa/storage/test_log_recovery.py", "nissa/storage/test_journal.py"),
-        "not explained yet",
+        "the longest line and the size of a block are approximate",
     ),
     "resuming": Subject(
         "esper.simic.training.checkpoints.resuming",
@@ -69,7 +69,7 @@ SUBJECTS = {
             "simic/training/checkpoints/test_resume_refusals.py",
             "simic/training/checkpoints/test_resuming.py",
         ),
-        "not explained yet",
+        "an equal number of rounds is no difference",
     ),
     "security": Subject(
         "esper.nissa.live.security",
