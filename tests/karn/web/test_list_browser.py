@@ -136,7 +136,7 @@ def test_zoom_survives_new_rounds(browser: Browser, tmp_path: Path) -> None:
         watched_page(browser, f"{process.address}runs#run=growing") as watched,
     ):
         page = watched.page
-        expect(page.locator("#result-table tbody tr")).to_contain_text("growing")
+        expect(page.locator("#result-table tbody tr")).to_contain_text("5eed0001")
         for address in (page.url, process.address):
             page.goto(address)
             expect(page.locator("#chart-accuracy .main-svg").first).to_be_attached()

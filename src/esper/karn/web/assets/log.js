@@ -23,6 +23,7 @@ export class EventLog {
     this.isPaused = false;
     this.isDirty = false;
     this.lastSeq = -1;
+    this.newestSeq = -1; // of the log, known from the first frame on
     this.marked = null;
     const shown = shownParams();
     byId("log-text").value = shown.get("log") ?? "";
@@ -56,6 +57,7 @@ export class EventLog {
   subscribe(hello) {
     const isOther = hello.last_seq < this.lastSeq; // another run answers at this address
     if (isOther) this.lastSeq = -1;
+    this.newestSeq = hello.last_seq;
     const since = Math.max(this.lastSeq + 1, hello.last_seq - BACKLOG, 0);
     this.connection.send({ since, batch: true });
     if (this.isSearching && (isOther || !this.found)) this.search();
@@ -112,7 +114,7 @@ export class EventLog {
     if (this.isSearching) this.search();
   }
 
-  async search(before = this.lastSeq + 1) {
+  async search(before = Math.max(this.lastSeq, this.newestSeq) + 1) {
     this.request?.abort();
     this.request = new AbortController();
     this.found ??= { events: [], top: before };
