@@ -174,6 +174,7 @@ sys.exit(main(["wait", "--task", "mine", "--engine", "processes", "--workers", "
 """
 
 
+@pytest.mark.timeout(400)  # three processes import torch
 @pytest.mark.parametrize(
     ("home", "batch_size", "reason"),
     [
@@ -201,7 +202,7 @@ def test_worker_that_lacks_the_factory_or_has_another_task_is_refused(
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
 
