@@ -26,6 +26,12 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give sinks on a busy machine the time that they need at the end."""
+    monkeypatch.setattr("esper.nissa.sinks.sink_process.END_LIMIT_S", PATIENT_S)
+
+
 def stops(run_dir: Path) -> list[SinkStopped]:
     events = read_events(run_dir / "operational.jsonl")
     return [event.data for event in events if isinstance(event.data, SinkStopped)]
