@@ -85,7 +85,6 @@ def tiny_task(name: str, kind: TaskKind, host: HostSpec, **changes: Any) -> Task
             "max_epochs": 3,
             "lstm_hidden_dim": 8,
             "feature_dim": 8,
-            "recurrent_n_epochs": 2,
         },
     }
     return TaskSpec(**{**facts, **changes})
