@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from esper import __distribution__
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Op, Style, Topology
 from esper.leyline.config import Job
 from esper.leyline.errors import MissingExtraError, UnreadableFileError, UsageError
@@ -210,7 +211,7 @@ def _study(seed: int) -> "Study":
         # Optional, and slow to import.
         import optuna
     except ImportError:
-        raise MissingExtraError("searching", "Optuna", "search") from None
+        raise MissingExtraError("searching", "Optuna", f"{__distribution__}[search]") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=10)
     return optuna.create_study(direction="maximize", sampler=sampler)
