@@ -67,7 +67,7 @@ OTHER_VALUES: dict[str, Any] = {
     "blind": True,
     "orthogonal_init": False,
     "lr": 0.0013,
-    "lr_end": 0.0002,
+    "lr_end": 0.00017,
     "clip_ratio": 0.17,
     "gamma": 0.97,
     "gae_lambda": 0.9,
