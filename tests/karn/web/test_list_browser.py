@@ -1,5 +1,6 @@
 """The list of runs and their overlay in a real browser."""
 
+import fcntl
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,8 @@ def test_a_reload_shows_the_same(browser: Browser, server: str) -> None:
         page.locator("#x-axis").select_option("step")
         page.locator("#smooth").fill("0.6")
         page.locator("#runs-filter").fill("digits")
-        address = page.url
+        page.wait_for_function("() => location.hash.includes('filter=digits')")
+        address = page.evaluate("location.href")
         page.reload()
         expect(page.locator("#chart-accuracy .legendtext")).to_have_text(["narrow", "wide"])
         expect(page.locator("#x-axis")).to_have_value("step")
@@ -127,25 +129,46 @@ def test_every_x_axis_has_a_point_per_round(browser: Browser, server: str, x: st
         assert xs[0] > 0
 
 
+RANGE = "document.querySelector('#chart-accuracy')._fullLayout.xaxis.range"
+COUNT = "document.querySelector('#chart-accuracy').data.at(-1).x.length"
+
+
+def enlarge(page: Page) -> None:
+    """Drag over a part of a chart, as a reader does."""
+    before = page.evaluate(RANGE)
+    box = page.locator("#chart-accuracy .nsewdrag").bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.3, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, middle, steps=4)
+    page.mouse.up()
+    page.wait_for_function(f"before => {RANGE}[0] > before[0]", arg=before)
+
+
 def test_zoom_survives_new_rounds(browser: Browser, tmp_path: Path) -> None:
     lines = list(Story(num_rounds=5, num_envs=2, num_steps=6, has_trouble=False).lines())
-    half = len(lines) // 2
-    run_dir = write_run(tmp_path / "runs" / "growing", lines[:half])
+    run_dir = write_run(
+        tmp_path / "runs" / "growing", [lines.pop(0) for _ in range(len(lines) // 3)]
+    )
+    rest = len(lines)
     with (
+        (run_dir / "events.jsonl").open() as log,
         dashboard(run_dir) as process,
         watched_page(browser, f"{process.address}runs#run=growing") as watched,
     ):
+        fcntl.flock(log, fcntl.LOCK_EX)  # as the run itself does, which makes it a running one
         page = watched.page
         expect(page.locator("#result-table tbody tr")).to_contain_text("5eed0001")
-        for address in (page.url, process.address):
+        for address in (f"{process.address}runs#run=growing&x=step", process.address):
             page.goto(address)
             expect(page.locator("#chart-accuracy .main-svg").first).to_be_attached()
-            page.evaluate("Plotly.relayout('chart-accuracy', {'xaxis.range': [1.2, 2.1]})")
-        append_lines(run_dir, lines[half:])
-        count = "document.querySelector('#chart-accuracy').data.at(-1).x.length"
-        page.wait_for_function(f"{count} === 5")
-        kept = page.evaluate("document.querySelector('#chart-accuracy').layout.xaxis.range")
-        assert kept == [1.2, 2.1]
+            enlarge(page)
+            zoomed = page.evaluate(RANGE)
+            count = page.evaluate(COUNT)
+            append_lines(run_dir, [lines.pop(0) for _ in range(rest // 2)])
+            page.wait_for_function(f"() => {COUNT} > {count}")
+            assert page.evaluate(RANGE) == zoomed
 
 
 def test_charts_are_saved_as_csv_and_png(browser: Browser, server: str) -> None:

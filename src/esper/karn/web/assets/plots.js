@@ -47,9 +47,28 @@ export function draw(id, traces, look, words) {
   // A hidden panel has no size to draw into; it is drawn when it is shown.
   if (node.offsetParent === null) return;
   node.setAttribute("aria-label", words);
+  keepZoom(node, look);
   Plotly.react(node, traces, look, { displayModeBar: false });
+  if (!node.zooms) followZoom(node);
   widths.observe(node);
   offerFiles(node);
+}
+
+// plotly keeps a zoom only on axes whose own range stays the same; those that count grow.
+function keepZoom(node, look) {
+  if (node.layout?.uirevision !== look.uirevision) node.zooms?.clear();
+  for (const [axis, range] of node.zooms ?? []) if (look[axis]) look[axis].range = range;
+}
+
+function followZoom(node) {
+  node.zooms = new Map();
+  node.on("plotly_relayout", (change) => {
+    for (const [name, value] of Object.entries(change)) {
+      const [, axis, part] = name.match(/^([xy]axis\d*)\.(range\[0\]|range|autorange)$/) ?? [];
+      if (part === "range[0]") node.zooms.set(axis, [value, change[`${axis}.range[1]`]]);
+      else if (part) node.zooms.delete(axis); // a double click shows everything again
+    }
+  });
 }
 
 export function lineMode(count) {
