@@ -1,5 +1,7 @@
 """Sweeps: what a trial is worth, which settings it has, and how a study is continued."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -10,14 +12,21 @@ import optuna
 import pytest
 from tests.nissa.fake_run import FakeRun
 
-from esper.leyline.errors import ConfigError, InvalidValueError, MissingExtraError
+from esper.leyline.config import Job
+from esper.leyline.errors import (
+    ConfigError,
+    InterruptedRunError,
+    InvalidValueError,
+    MissingExtraError,
+)
 from esper.leyline.jobs import Layer
-from esper.leyline.payloads import BatchEpochCompleted
+from esper.leyline.payloads import BatchEpochCompleted, RunFinished
 from esper.leyline.sweeps import Dimension, SweepReport, SweepSpec, TrialRow
 from esper.leyline.telemetry import Event, decode_event
 from esper.nissa.reading.run_lookup import find_run, manifest_of
 from esper.simic.evaluation import sweep
 from esper.simic.evaluation.sweep import run_sweep
+from esper.simic.training.run_result import TrainingResult
 
 LR = Dimension(low=1e-5, high=1e-2, log=True)
 
@@ -87,6 +96,34 @@ def test_a_trial_of_a_command_that_was_killed_is_tried_again(tmp_path: Path) -> 
     rows = {row.number: row for row in run(tmp_path, wanted).trials}
     assert (rows[0].state, rows[1].state) == ("failed", "complete")
     assert rows[1].settings == {"training.lr": lr}
+
+
+def test_a_signal_between_two_trials_ends_the_sweep(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedRunError, match="1 of 3 trials are finished"):
+        run(tmp_path, spec(tmp_path, trials=3), lambda _: os.kill(os.getpid(), signal.SIGINT))
+    states = [trial.state.name for trial in opened(tmp_path).trials]
+    assert states == ["COMPLETE", "FAIL", "WAITING"]
+
+
+def test_a_signal_too_late_to_interrupt_a_run_ends_the_sweep_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_job = sweep.run_job
+
+    def interrupted_at_its_end(
+        job: Job, *, on_event: Callable[[Event], object], **options: Any
+    ) -> TrainingResult:
+        def note(event: Event) -> None:
+            on_event(event)
+            if isinstance(event.data, RunFinished):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return run_job(job, on_event=note, **options)
+
+    monkeypatch.setattr(sweep, "run_job", interrupted_at_its_end)
+    with pytest.raises(InterruptedRunError, match="1 of 3 trials are finished"):
+        run(tmp_path, spec(tmp_path, trials=3))
+    assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
 def test_settings_that_do_not_fit_each_other_fail_with_their_reason(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from esper.leyline.sweeps import Dimension, Setting, SweepReport, SweepSpec, Tri
 from esper.leyline.telemetry import Event
 from esper.runtime.tasks import tasks_for
 from esper.simic.training.vectorized import run_job
+from esper.tolaria.stopping import StopFlag
+from esper.tolaria.supervisor import stop_signals
 
 if TYPE_CHECKING:
     import optuna
@@ -51,10 +53,12 @@ def run_sweep(spec: SweepSpec, layers: _Named, note: Callable[[TrialRow], object
         raise MissingExtraError("sweep", "optuna", f"{__distribution__}[search]")
     _check_space(spec, layers)
     study = _open_study(spec)
-    with _share(spec, study):
+    stop = StopFlag()
+    # Each run handles signals itself; those that arrive between two runs are handled here.
+    with _share(spec, study), stop_signals(stop):
         while _num_finished(study) < spec.trials:
             trial = study.ask()
-            _run_trial(study, trial, spec, layers)
+            _run_trial(study, trial, spec, layers, stop)
             note(_row(study.trials[trial.number]))
     return SweepReport(name=spec.name, storage=spec.location, trials=_ranking(study))
 
@@ -136,16 +140,19 @@ def _num_finished(study: "optuna.Study") -> int:
 
 
 def _run_trial(
-    study: "optuna.Study", trial: "optuna.Trial", spec: SweepSpec, layers: _Named
+    study: "optuna.Study", trial: "optuna.Trial", spec: SweepSpec, layers: _Named, stop: StopFlag
 ) -> None:
     settings = {key: _draw(trial, key, it) for key, it in spec.space.items()}
     watch = _TrialWatch(trial, spec)
     try:
         for index in range(spec.seeds):
+            stop.checkpoint()
             job = _job(spec, layers, settings, trial.number, index)
             watch.begin(job)
             result = run_job(job, on_event=watch.note, shutdown_event=watch.stop)
             watch.end(result.run_dir)
+            if result.is_stop_requested and not watch.stop.is_set():
+                stop.set("a stop was requested at the end of a run")
     except InterruptedRunError:
         if watch.stop.is_set():
             study.tell(trial, state=_state("PRUNED"))

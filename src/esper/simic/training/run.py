@@ -137,6 +137,7 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         run_dir=opened.run_dir,
         traces_dir=traces_directory(opened.run_dir, job.run.profiler),
         data_note=setup.worker.dataset.note,
+        is_stop_requested=stop.is_set(),
     )
 
 

@@ -24,6 +24,8 @@ class TrainingResult:
     """Where torch traces are, if they were asked for."""
     data_note: str | None
     """What the operator has to know about the data."""
+    is_stop_requested: bool = False
+    """Whether a stop was requested too late to interrupt this run."""
 
 
 class TrainingHistory(list[BatchSummary]):
