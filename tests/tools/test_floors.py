@@ -9,6 +9,7 @@ from tools.floors import (
     ROOT,
     TESTS,
     constraint_lines,
+    development_tools,
     lowest,
     lowest_versions,
     main,
@@ -18,12 +19,13 @@ from tools.floors import (
 PROJECT = {
     "build-system": {"requires": ["hatchling>=1.27"]},
     "project": {
+        "name": "esper-grow",
         "requires-python": ">=3.11",
         "dependencies": ["torch>=2.13", "Backports.zstd>=1.0; python_version < '3.14'"],
         "optional-dependencies": {
             "query": ["duckdb>=1.1.1,<3"],
             "export": ["onnx>=1.23.2"],
-            "dev": ["pytest>=8"],
+            "dev": ["esper-grow[export,query]", "pytest>=8"],
         },
     },
 }
@@ -37,6 +39,10 @@ def test_lower_bounds_of_build_runtime_and_extras_are_found() -> None:
         "duckdb": "1.1.1",
         "onnx": "1.23.2",
     }
+
+
+def test_development_tools_leave_out_extras_that_need_newer_versions() -> None:
+    assert development_tools(PROJECT) == ["pytest>=8"]
 
 
 @pytest.mark.parametrize("line", ["rich", "rich<15", "rich==13.0", "rich>13"])
