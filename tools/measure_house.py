@@ -97,7 +97,6 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "scripts/telemetry_query.py": "tests/scripts/test_telemetry_tail.py",
     "scripts/train_eval.py": "tests/scripts/test_train_runs.py",
     "simic/__init__.py": "tests/test_import_isolation.py",
-    "simic/evaluation/arm_run.py": "tests/simic/evaluation/test_compare.py",
     "simic/evaluation/arms.py": "tests/simic/evaluation/test_compare.py",
     "simic/evaluation/evaluation_round.py": "tests/simic/evaluation/test_evaluate.py",
     "simic/evaluation/machine_check.py": "tests/scripts/test_train_check.py",

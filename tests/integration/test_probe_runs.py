@@ -72,13 +72,13 @@ def test_a_probe_has_no_network_to_save(run: Path, tmp_path: Path) -> None:
     assert "a probe has no network to save" in refused.stderr
 
 
-def test_a_probe_has_no_networks_to_compare(tmp_path: Path) -> None:
+def test_a_probe_has_no_network_to_train_from_scratch(run: Path, tmp_path: Path) -> None:
     refused = esper(
-        *("train", "compare", "--task", TASK, "--arms", "wait", "random", "--seeds", "5", "6"),
-        *("--out", str(tmp_path / "out")),
+        *("train", "compare", "--task", TASK, "--arms", f"static-final:{run}", "random"),
+        *("--seeds", "5", "6", "--envs", "2", "--out", str(tmp_path / "out")),
     )
     assert refused.returncode == 2
-    assert "a probe has no network" in refused.stderr
+    assert "has no network" in refused.stderr
 
 
 def test_all_probes_are_listed() -> None:

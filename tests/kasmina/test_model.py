@@ -199,7 +199,7 @@ def test_loading_an_empty_slot_clears_a_live_seed() -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"version": 0}, "stored in version 0, this is 1"),
+        ({"version": 0}, "stored in version 0, this is 2"),
         ({"seeds": {"r9c9": None}}, "stored with slots .'r9c9'., this one has"),
         ({"seeds": {"r0c1": {"stage": 5}}}, "a stored seed cannot be read"),
     ],

@@ -33,7 +33,6 @@ def test_a_closed_pipe_ends_quietly() -> None:
 ONE_RUN_COMMANDS = {
     "validate": ["validate", "{}"],
     "report": ["report", "{}"],
-    "serve": ["serve", "{}"],
     "tail": ["tail", "{}"],
     "diff": ["diff", "{}", "latest"],
     "capture": ["baseline", "capture", "{}", "-o", "out.json"],
@@ -59,7 +58,7 @@ def test_directory_of_runs_where_one_is_needed_is_one_sentence(
     )
 
 
-@pytest.mark.parametrize("name", [name for name in ONE_RUN_COMMANDS if name != "serve"])
+@pytest.mark.parametrize("name", ONE_RUN_COMMANDS)
 def test_every_command_takes_a_run_by_the_beginning_of_its_id(
     runs: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from esper.leyline.comparison import ComparisonReport
 from esper.leyline.errors import ExitCode
 
 
+@pytest.mark.timeout(400)  # two experiments, one of them with searches
 def test_quick_evidence_trains_compares_and_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,7 +140,7 @@ def run_compare(arguments: Namespace) -> int:
             write_report(Path(arguments.json), readable_json(report))
             written.append(arguments.json)
         _print_report(report)
-        print(printable(f"\nwrote {', '.join(written)}"))
+        print(f"\nwrote {printable(', '.join(written))}")
     return ExitCode.OK
 
 

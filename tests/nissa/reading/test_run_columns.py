@@ -18,7 +18,7 @@ RUN = RunOptions(name="wide", tags={"sweep": "width"}, lanes=2)
 def leaves(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every key with its value; free tables and lists are values."""
     for key, value in table.items():
-        if isinstance(value, dict) and key not in ("tags", "entropy_coef_per_head"):
+        if isinstance(value, dict) and key not in ("tags", "entropy_coef_per_head", "contexts"):
             yield from leaves(value, f"{path}{key}.")
         else:
             yield path + key, value

@@ -281,6 +281,7 @@ def test_every_type_of_a_run_has_been_seen_from_its_producer(
 
     of_runs = {kind for kind, spec in EVENT_SPECS.items() if spec.channel is Channel.RUN}
     shown_in_tests_of_their_own = {
+        EventType.EPISODE_CONTEXT_DRAWN,  # only tasks with contexts have it: test_contexts.py
         EventType.REWARD_HACKING_SUSPECTED,
         EventType.GRADIENT_PATHOLOGY_DETECTED,
         EventType.PERFORMANCE_DEGRADATION,

@@ -88,7 +88,7 @@ def run_arm(
         if arm.kind is ArmKind.MATCHED:
             assert model is not None, "it copies a policy's run"
             setup = _matched(setup, model)
-        topologies = _topologies(arm, model)
+        topologies = _topologies(arm, model, training.n_envs)
         if topologies:
             _check_hosts(setup, arm, topologies)
         grown = run_event_loop(
@@ -198,13 +198,14 @@ def _check_action_space(job: Job, arm: Arm, policy: LoadedRun | None) -> None:
             )
 
 
-def _topologies(arm: Arm, model: ArmRun | None) -> Topologies:
+def _topologies(arm: Arm, model: ArmRun | None, n_envs: int) -> Topologies:
     """Return the networks that a static arm trains, by env; empty for the other arms."""
     if arm.kind is not ArmKind.STATIC:
         return {}
     if model is not None:
         return {env.env_id: env.topology for env in model.envs}
-    return dict(enumerate(arm.recorded))
+    # The recorded run may have had more envs than the comparison.
+    return dict(enumerate(arm.recorded[:n_envs]))
 
 
 def _sample(setup: RunSetup) -> Batch:

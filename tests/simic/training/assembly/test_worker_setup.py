@@ -29,7 +29,7 @@ def test_the_test_split_is_cut_once_for_all_envs_steps_and_lanes(tmp_path: Any) 
     assert Part.TEST not in built
 
     with ThreadPoolExecutor(4) as lanes:
-        passes = list(lanes.map(lambda _: [shares[0] for shares in testing()], range(8)))
+        passes = list(lanes.map(lambda _: [shares[0] for shares in testing(0)], range(8)))
 
     assert built.count(Part.TEST) == 1
     first = [batch.targets for batch in passes[0]]
