@@ -15,7 +15,9 @@ from esper.scripts.train import main
 from esper.simic.evaluation.recorded import last_recorded
 from esper.simic.training.static_work import seeds_in
 
-TINY = ("--envs", "2", "--episode-length", "8", "--rounds", "1", "--quiet")
+SOON = "training.lifecycle.min_training_steps=2"
+"""Seeds are blended within the short episodes."""
+TINY = ("--envs", "2", "--episode-length", "6", "--rounds", "1", "--quiet", "--set", SOON)
 # Four runs and an evaluation of real networks, which take long on a busy machine.
 pytestmark = pytest.mark.timeout(400)
 SHAPES = {"digits_vit": (1, 8, 8), "cifar_resnet20": (3, 32, 32)}

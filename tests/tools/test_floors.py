@@ -25,7 +25,7 @@ PROJECT = {
         "optional-dependencies": {
             "query": ["duckdb>=1.1.1,<3"],
             "export": ["onnx>=1.23.2"],
-            "dev": ["esper-grow[export,query]", "pytest>=8"],
+            "dev": ["esper-grow[export,query]", "onnxruntime>=1.31", "pytest>=8"],
         },
     },
 }
@@ -37,7 +37,6 @@ def test_lower_bounds_of_build_runtime_and_extras_are_found() -> None:
         "torch": "2.13",
         "backports-zstd": "1.0",
         "duckdb": "1.1.1",
-        "onnx": "1.23.2",
     }
 
 
