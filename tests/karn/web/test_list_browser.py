@@ -3,6 +3,7 @@
 import fcntl
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -146,6 +147,14 @@ def enlarge(page: Page) -> None:
     page.wait_for_function(f"before => {RANGE}[0] > before[0]", arg=before)
 
 
+@contextmanager
+def locked(log: Path) -> Iterator[None]:
+    """Lock a log as the run that writes it does, which makes it that of a running run."""
+    with log.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def test_zoom_survives_new_rounds(browser: Browser, tmp_path: Path) -> None:
     lines = list(Story(num_rounds=5, num_envs=2, num_steps=6, has_trouble=False).lines())
     run_dir = write_run(
@@ -153,11 +162,10 @@ def test_zoom_survives_new_rounds(browser: Browser, tmp_path: Path) -> None:
     )
     rest = len(lines)
     with (
-        (run_dir / "events.jsonl").open() as log,
+        locked(run_dir / "events.jsonl"),
         dashboard(run_dir) as process,
         watched_page(browser, f"{process.address}runs#run=growing") as watched,
     ):
-        fcntl.flock(log, fcntl.LOCK_EX)  # as the run itself does, which makes it a running one
         page = watched.page
         expect(page.locator("#result-table tbody tr")).to_contain_text("5eed0001")
         for address in (f"{process.address}runs#run=growing&x=step", process.address):
