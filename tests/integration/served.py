@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 from websockets.uri import parse_uri
 
+NUM_BEGUN = 20
+"""Events of a run that has begun."""
 WAIT_S = 60.0
 SMALL = ("--rounds", "1", "--envs", "2", "--episode-length", "4", "--lanes", "1")
 ENDLESS = ("--rounds", "100000", "--envs", "2", "--episode-length", "4", "--lanes", "1")
@@ -46,6 +49,11 @@ class ServedRun:
     def run_dir(self) -> Path:
         (found,) = self._telemetry_dir.iterdir()
         return found
+
+    def num_logged(self) -> int:
+        """Count the lines of the log, which may not exist yet."""
+        logs = self._telemetry_dir.glob("*/events.jsonl")
+        return sum(log.read_bytes().count(b"\n") for log in logs)
 
     def log_lines(self) -> list[str]:
         return (self.run_dir / "events.jsonl").read_text().splitlines()
@@ -106,6 +114,24 @@ def receive_all(run: ServedRun, received: Received, has_events: threading.Event)
         except ConnectionClosed as closed:
             assert closed.rcvd is not None, "the connection was lost without a close frame"
             received.close_code, received.close_reason = closed.rcvd.code, closed.rcvd.reason
+
+
+def suspend(run: ServedRun) -> None:
+    """Suspend a run that has begun, so that it cannot end before its visitors are connected.
+
+    Its server, which is a process of its own, goes on.
+    """
+    deadline_s = time.monotonic() + WAIT_S
+    # More than the first block, so that the server knows of some events.
+    while run.num_logged() < NUM_BEGUN:
+        assert time.monotonic() < deadline_s, "the run has not begun"
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGSTOP)
+
+
+def resume(run: ServedRun) -> None:
+    """Let a suspended run continue."""
+    run.process.send_signal(signal.SIGCONT)
 
 
 @contextmanager
