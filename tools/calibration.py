@@ -27,7 +27,7 @@ from esper.leyline.config import Job
 from esper.leyline.jobs import merge_job
 from esper.leyline.schedules import Schedule, ScheduledAction, actions_by_step
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
-from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import prepare_run
 from esper.tamiyo.controllers.open_loop import ScheduleController
@@ -79,7 +79,6 @@ def calibrate(job: Job, *, removal_step: int) -> Calibration:
         for plan in kept
     ]
     with one_thread_per_worker():
-        warm_up_math()
         whole, cut = (_played(job, plans) for plans in (kept, removed))
     seeds = []
     for env_id, plan in enumerate(kept):

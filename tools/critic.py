@@ -24,7 +24,7 @@ import msgspec
 
 from esper.scripts.train_compare import seeds_from
 from esper.simic.evaluation.builtin import checkpoint_at
-from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.policy_controller import PolicyController
@@ -104,7 +104,6 @@ def predictions(
         setup.controller.is_greedy = is_greedy
         setup.controller.agent.fit_rollout(num_envs=num_envs, num_steps=training.max_epochs)
         with one_thread_per_worker():
-            warm_up_math()
             steps = run_event_loop(partial(play_round, setup), setup.worker.stop)
         for env_id in range(num_envs):
             episode = _episode(steps, env_id)

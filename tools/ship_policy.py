@@ -21,7 +21,7 @@ from esper.leyline.config import EngineKind, RunOptions
 from esper.runtime.datasets import TensorDataset
 from esper.scripts.train_compare import seeds_from
 from esper.simic.evaluation.evaluation_round import evaluate_round
-from esper.simic.training.assembly.machine import one_thread_per_worker, warm_up_math
+from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import prepare_run
 from esper.simic.training.assembly.worker_setup import load_data
@@ -82,7 +82,6 @@ def validation_accuracy_pct(policy: LoadedRun, seeds: Sequence[int]) -> float:
     dataset = without_test_split(load_data(policy.job, stop))
     accuracies: list[float] = []
     with one_thread_per_worker():
-        warm_up_math()
         for seed in seeds:
             training = msgspec.structs.replace(policy.job.training, seed=seed)
             # Processes would load the data themselves, test split included.

@@ -22,7 +22,7 @@ from esper.nissa.live.address import ServerAddress, listen
 from esper.nissa.live.app import build_app
 from esper.nissa.live.security import Security
 from esper.nissa.live.server import serve
-from esper.simic.training.run import Monitor
+from esper.simic.training.run_monitors import Monitor
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.worker import Worker

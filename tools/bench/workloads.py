@@ -20,7 +20,7 @@ from esper.runtime.datasets import TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.synthetic import PartSizes, synthetic_images
 from esper.runtime.tasks import all_tasks, register_task
-from esper.simic.training.run import Monitor
+from esper.simic.training.run_monitors import Monitor
 from esper.simic.training.run_result import TrainingResult
 from esper.simic.training.vectorized import run_job
 

@@ -22,12 +22,8 @@ from esper.leyline.schedules import ThresholdRule
 from esper.leyline.stages import Stage
 from esper.scripts.train import main as esper_train
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
-from esper.simic.evaluation.inspection import (
-    FLIPS,
-    InspectedPolicy,
-    inspect_policy,
-    sabotage_figures,
-)
+from esper.simic.evaluation.inspected_policy import FLIPS, InspectedPolicy
+from esper.simic.evaluation.inspection import inspect_policy, sabotage_figures
 from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run

@@ -20,6 +20,7 @@ from esper.leyline.errors import ConfigError, ExitCode
 from esper.leyline.telemetry import EventType
 from esper.leyline.workers import Command, Train, WorkerIdentity
 from esper.simic.training.assembly import engines
+from esper.simic.training.ray_worker import RAY_CLUSTER
 from esper.simic.training.vectorized import run_job
 from esper.tolaria import ray_cluster
 from esper.tolaria.ray_port import RayPort
@@ -36,7 +37,7 @@ def _local_cluster() -> Iterator[None]:
     pytest.importorskip("ray")
     assert "RAY_ADDRESS" not in os.environ
     yield
-    engines._RAY_CLUSTER.close()
+    RAY_CLUSTER.close()
 
 
 @pytest.fixture(scope="module")

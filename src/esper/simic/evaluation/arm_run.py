@@ -1,43 +1,33 @@
 """Runs one arm of a comparison on the envs of one seed, and measures it step by step."""
 
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from typing import Final
 
 import msgspec
-import torch
 
-from esper.leyline.actions import Op
-from esper.leyline.comparison import ArmRun, EpisodeMeasure
+from esper.leyline.comparison import ArmRun
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
-from esper.leyline.messages import EnvEvidence
-from esper.leyline.reports import EpisodeStatus
-from esper.leyline.schedules import Schedule, actions_by_step
-from esper.leyline.stages import Stage
-from esper.runtime.batches import Batch
 from esper.runtime.datasets import TensorDataset
+from esper.simic.evaluation.arm_controllers import (
+    with_controller_of,
+    with_matched_counts,
+    with_schedules,
+)
+from esper.simic.evaluation.arm_measures import measure_envs
 from esper.simic.evaluation.arms import Arm, ArmKind, check_topologies
 from esper.simic.evaluation.evaluation_round import (
     ROUND_INDEX,
-    EvaluationRound,
     evaluate_round,
 )
-from esper.simic.evaluation.flops import FlopMeter
 from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.worker_assembly import Topologies, env_context
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
-from esper.simic.training.contexts import context_of
 from esper.simic.training.env_factory import build_model
 from esper.simic.training.policy_controller import PolicyController
-from esper.tamiyo.controllers.open_loop import MatchedController, ScheduleController
-from esper.tamiyo.controllers.threshold import ThresholdController
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 
@@ -45,8 +35,6 @@ __all__ = ["run_arm"]
 
 YOKE_OFFSET: Final = 1_000_003
 """From a seed to the one whose actions are replayed on it; far from all that are compared."""
-FLOP_SAMPLES: Final = 2
-"""Norm layers reject one sample in training mode; costs are per sample, so few suffice."""
 
 
 def run_arm(
@@ -84,10 +72,10 @@ def run_arm(
             donor = prepare(_job_under(job, arm, policy, seed + YOKE_OFFSET), dataset=dataset)
             grown = run_event_loop(partial(evaluate_round, donor), stop)
             schedules = [grown.actions[env_id] for env_id in range(training.n_envs)]
-            setup = _scheduled(setup, schedules)
+            setup = with_schedules(setup, schedules)
         if arm.kind is ArmKind.MATCHED:
             assert model is not None, "it copies a policy's run"
-            setup = _matched(setup, model)
+            setup = with_matched_counts(setup, model)
         topologies = _topologies(arm, model, training.n_envs)
         if topologies:
             _check_hosts(setup, arm, topologies)
@@ -95,7 +83,7 @@ def run_arm(
             partial(evaluate_round, setup, topologies=topologies, is_tested_each_step=True), stop
         )
         wall_s = time.perf_counter() - start
-        envs = _measures(setup, grown)
+        envs = measure_envs(setup, grown)
     return ArmRun(
         arm=arm.name,
         stratum=stratum,
@@ -134,39 +122,7 @@ def _prepare(
         # The comparison may have another number of envs or steps than the policy's training.
         training = job.training
         setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
-    return _with_found(setup, arm)
-
-
-def _with_found(setup: RunSetup, arm: Arm) -> RunSetup:
-    """Return the setup with the schedule or rule that an arm has, if it has any."""
-    training = setup.job.training
-    if arm.rule is not None:
-        return replace(setup, controller=ThresholdController(setup.worker.rules, arm.rule))
-    if arm.kind is ArmKind.SCHEDULE:
-        return _scheduled(setup, [arm.schedule])
-    if arm.kind is ArmKind.ORACLE:
-        contexts = [
-            context_of(setup.task, training, ROUND_INDEX, env_id)
-            for env_id in range(training.n_envs)
-        ]
-        return _scheduled(setup, [arm.by_context[item.name] for item in contexts if item])
-    return setup
-
-
-def _scheduled(setup: RunSetup, schedules: Sequence[Schedule]) -> RunSetup:
-    actions = [actions_by_step(schedule) for schedule in schedules]
-    return replace(setup, controller=ScheduleController(setup.worker.rules, actions))
-
-
-def _matched(setup: RunSetup, model: ArmRun) -> RunSetup:
-    training = setup.job.training
-    acts: list[Counter[Op]] = [Counter() for _ in range(training.n_envs)]
-    for env in model.envs:
-        acts[env.env_id].update(action.op for action in actions_by_step(env.actions).values())
-    return replace(
-        setup,
-        controller=MatchedController(setup.worker.rules, training.seed, training.max_epochs, acts),
-    )
+    return with_controller_of(setup, arm)
 
 
 def _check_hosts(setup: RunSetup, arm: Arm, topologies: Topologies) -> None:
@@ -206,65 +162,3 @@ def _topologies(arm: Arm, model: ArmRun | None, n_envs: int) -> Topologies:
         return {env.env_id: env.topology for env in model.envs}
     # The recorded run may have had more envs than the comparison.
     return dict(enumerate(arm.recorded[:n_envs]))
-
-
-def _sample(setup: RunSetup) -> Batch:
-    inputs, targets = next(iter(setup.worker.val_batches.batches(round=0, step=0)))[0]
-    return Batch(inputs[:FLOP_SAMPLES], targets[:FLOP_SAMPLES])
-
-
-def _measures(setup: RunSetup, grown: EvaluationRound) -> tuple[EpisodeMeasure, ...]:
-    meter = None
-    if setup.worker.probe is None:
-        meter = FlopMeter(context=env_context(setup.worker), sample=_sample(setup))
-    whole = [
-        env_id
-        for env_id, episode in sorted(grown.episodes.items())
-        if episode.status is not EpisodeStatus.FAILED
-    ]
-    # Counting FLOPs needs a backward pass; `enable_grad` restores the mode of this thread.
-    with torch.enable_grad():
-        return tuple(_measure(setup, grown, env_id, meter) for env_id in whole)
-
-
-def _measure(
-    setup: RunSetup, grown: EvaluationRound, env_id: int, meter: FlopMeter | None
-) -> EpisodeMeasure:
-    seen = [env for step in grown.steps if (env := step.envs[env_id]) is not None]
-    tests = [test for step in grown.tested if (test := step[env_id]) is not None]
-    curve = tuple(test.accuracy_pct for test in tests)
-    # Chosen by validation, reported on the test split: choosing the best test accuracy would favour
-    # arms with noisy curves.
-    best_step = max(range(len(seen)), key=lambda step: seen[step].signals.val_accuracy_pct)
-    episode, last = grown.episodes[env_id], seen[-1]
-    contributions = _fossil_contributions(last)
-    context = context_of(setup.task, setup.job.training, ROUND_INDEX, env_id)
-    return EpisodeMeasure(
-        env_id=env_id,
-        curve_pct=curve,
-        final_pct=curve[-1],
-        best_pct=curve[best_step],
-        mean_pct=fmean(curve),
-        num_params_added=last.total_params - last.host_params,
-        train_flops=0 if meter is None else _train_flops(meter, env_id, seen),
-        num_germinated=episode.num_germinated,
-        num_fossilized=episode.num_fossilized,
-        num_pruned=episode.num_pruned,
-        num_fossils_measured=len(contributions),
-        num_fossils_positive=sum(value > 0.0 for value in contributions),
-        total_reward=episode.total_reward,
-        task_return=episode.task_return,
-        topology=grown.topologies[env_id],
-        context=None if context is None else context.name,
-        actions=grown.actions[env_id],
-    )
-
-
-def _train_flops(meter: FlopMeter, env_id: int, seen: Sequence[EnvEvidence]) -> int:
-    return round(sum(env.train_samples * meter.per_target(env.reports, env_id) for env in seen))
-
-
-def _fossil_contributions(evidence: EnvEvidence) -> list[float]:
-    fossils = (report for report in evidence.reports if report.stage is Stage.FOSSILIZED)
-    found = (evidence.attribution.of(report.slot_id) for report in fossils)
-    return [seed.contribution_pp for seed in found if seed is not None]

@@ -22,7 +22,7 @@ from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.code_version import code_version
 from esper.simic.evaluation.search import Searcher
 from esper.simic.evaluation.summary import summarize
-from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker, warm_up_math
+from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.side_by_side import results_side_by_side
@@ -142,7 +142,6 @@ def compare(
         )
     stop = StopFlag(shutdown_event)
     with one_thread_per_worker(), stop_signals(stop):
-        warm_up_math()
         store = RunStore(directory=directory, job=job, greedy=greedy)
         if num_others := store.num_of_other_versions():
             logging.getLogger(__name__).warning(

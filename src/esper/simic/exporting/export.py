@@ -10,8 +10,7 @@ from esper.nissa.reading.run_lookup import find_run
 from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.simic.exporting.formats import FORMATS
 from esper.simic.exporting.program import export_program
-from esper.simic.training.assembly.trainer_assembly import GROWN_FILE
-from esper.simic.training.checkpoints.grown import load_grown_with_header
+from esper.simic.training.checkpoints.grown import GROWN_FILE, load_grown_with_header
 
 __all__ = ["export_grown"]
 

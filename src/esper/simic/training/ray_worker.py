@@ -5,15 +5,12 @@ from contextlib import ExitStack
 
 from esper.leyline.errors import ContractError
 from esper.leyline.workers import encode
-from esper.simic.training.assembly.machine import (
-    one_thread_per_worker,
-    share_one_heap,
-    warm_up_math,
-)
+from esper.simic.training.assembly.machine import one_thread_per_worker, share_one_heap
 from esper.simic.training.worker_service import WorkerService, start_service
 from esper.tolaria.pulse import Pulse
+from esper.tolaria.ray_cluster import RayCluster
 
-__all__ = ["RayWorker"]
+__all__ = ["RAY_CLUSTER", "RayWorker"]
 
 
 class RayWorker:
@@ -33,7 +30,6 @@ class RayWorker:
         """Build the worker; return what it says of itself."""
         share_one_heap()
         self._settings.enter_context(one_thread_per_worker())
-        warm_up_math()
         started, self._service = start_service(spec, Pulse.local)
         return encode(started)
 
@@ -50,3 +46,7 @@ class RayWorker:
             raise ContractError("the worker has not been started")
         answer = self._service.receive(message)
         return b"" if answer is None else encode(answer.result())
+
+
+RAY_CLUSTER = RayCluster(RayWorker)
+"""One for all runs of this process, as Ray has one connection per process."""

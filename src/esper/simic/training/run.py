@@ -1,56 +1,45 @@
 """Running a job: opens its directory and hub, and runs trainer and monitors on an event loop."""
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias, TypedDict, Unpack
-
-from torch import nn
+from typing import TextIO, TypedDict, Unpack
 
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, TelemetryLostError
 from esper.leyline.telemetry import Event
 from esper.nissa.bus.hub import TelemetryHub, use_hub
-from esper.nissa.sinks.callback import run_callback
-from esper.nissa.sinks.delivery import rewind_positions
-from esper.nissa.sinks.registry import check_sink
-from esper.nissa.sinks.sink_process import run_sink
 from esper.nissa.storage.run_directory import traces_directory
-from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.training.assembly.control_assembly import (
     build_watchdog,
     start_control,
     started_event,
 )
-from esper.simic.training.assembly.engines import EngineChoice, build_engine, choose_engine
-from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
+from esper.simic.training.assembly.engines import build_engine, choose_engine
 from esper.simic.training.assembly.machine import (
-    one_thread_per_worker,
+    reproducible_math,
     return_free_memory,
     share_one_heap,
-    warm_up_math,
 )
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
-from esper.simic.training.assembly.trainer_assembly import GROWN_FILE, build_trainer
+from esper.simic.training.assembly.trainer_assembly import build_trainer
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
-from esper.simic.training.checkpoints.grown import load_grown
 from esper.simic.training.checkpoints.run_state import RunState
+from esper.simic.training.run_monitors import (
+    Monitor,
+    announce_engine,
+    callback_monitor,
+    monitors_of,
+)
 from esper.simic.training.run_opening import command_for, open_hub, open_run_directory
-from esper.simic.training.run_result import TrainingHistory, TrainingResult
+from esper.simic.training.run_result import TrainingResult
 from esper.tolaria.engine import WorkerEngine
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import CallerEvent, StopFlag
 from esper.tolaria.supervisor import stop_signals, supervise
 
-if TYPE_CHECKING:
-    from esper.karn.view.snapshot import Verdict
-
-__all__ = ["Monitor", "RunJobOptions", "TrainedPolicy", "run_job"]
-
-Monitor: TypeAlias = Callable[[TelemetryHub], Coroutine[Any, Any, None]]
-"""Shows a run: gets its hub, and ends with the run's log."""
+__all__ = ["RunJobOptions", "run_job"]
 
 
 class RunJobOptions(TypedDict, total=False):
@@ -73,57 +62,27 @@ class RunJobOptions(TypedDict, total=False):
     """Set when everything is built and the first round begins."""
 
 
-class TrainedPolicy(NamedTuple):
-    """An agent and the summaries of its rounds, and what else its run has left behind."""
-
-    agent: PPOAgent
-    history: TrainingHistory
-
-    @property
-    def run_dir(self) -> Path:
-        """Return the directory of the run."""
-        return self.history.result.run_dir
-
-    @property
-    def grown(self) -> nn.Module | None:
-        """Load the best network that the run has grown; None for a task without networks."""
-        path = self.run_dir / GROWN_FILE
-        return load_grown(path) if path.exists() else None
-
-    @property
-    def verdict(self) -> "Verdict":
-        """Return what the dashboard says of the run: whether the policy learns, and why."""
-        from esper.karn.view.view_feed import read_run  # a run that is not watched loads no view
-
-        return read_run(self.run_dir).snapshot().verdict
-
-
 def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> TrainingResult:
     """Run a checked job, put together from `parts`, to its end on its own event loop."""
     resumed = options.get("resumed")
     stop = StopFlag(options.get("shutdown_event"))
-    monitors = [
-        *_sinks_of(job),
-        *_monitors_for(job, options.get("watch")),
-        *options.get("monitors", ()),
-    ]
+    output = options.get("watch")
+    monitors = [*monitors_of(job, output), *options.get("monitors", ())]
     share_one_heap()
-    with one_thread_per_worker(), deterministic_gpu_math(job.training), stop_signals(stop):
-        warm_up_math()
+    with reproducible_math(job.training), stop_signals(stop):
         setup = prepare_run(
             job, command_for(job, options.get("command"), resumed), resumed, stop, parts=parts
         )
         return_free_memory()  # what loading data and drawing weights took for a moment
         choice = choose_engine(setup.worker)
-        _announce(choice, job, options.get("watch"), resumed)
+        announce_engine(choice, job, output, resumed)
         # Before anything is written: workers may turn out not to fit this run.
         with closing(build_engine(setup.worker, choice=choice)) as engine:
             opened = open_run_directory(setup)
             with open_hub(opened, job) as hub:
                 engine.report_restarts_to(hub.emit)
-                rewind_positions(opened.run_dir, hub.next_seq)
                 if (callback := options.get("on_event")) is not None:
-                    monitors.append(partial(run_callback, callback, hub.next_seq))
+                    monitors.append(callback_monitor(callback, hub))
                 if opened.event is not None:
                     hub.emit(opened.event)
                 state = run_event_loop(
@@ -139,38 +98,6 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
         data_note=setup.worker.dataset.note,
         is_stop_requested=stop.is_set(),
     )
-
-
-def _monitors_for(job: Job, output: TextIO | None) -> tuple[Monitor, ...]:
-    """Return the console and the server that a run was asked to have, if any."""
-    if output is None and job.run.serve is None:
-        return ()
-    from esper.karn.monitor import build_monitor  # a run that is not watched loads no server
-
-    return (build_monitor(job.run, output),)
-
-
-def _sinks_of(job: Job) -> Iterator[Monitor]:
-    """Yield the sinks of a run; one that cannot be opened is an error before anything starts."""
-    for text in job.run.sinks:
-        check_sink(text, "--sink")
-        yield partial(run_sink, text, job.run.sink_deadline_s)
-
-
-def _announce(
-    choice: EngineChoice, job: Job, output: TextIO | None, resumed: LoadedRun | None
-) -> None:
-    """Print which engine was chosen, and why, and whether there is nothing left to do."""
-    if output is None or job.run.quiet:
-        return
-    from esper.karn.monitor import announce  # a run that is not watched loads no server
-
-    num_rounds = job.training.n_episodes
-    if resumed is not None and resumed.header.state.rounds_completed >= num_rounds:
-        more = f"--rounds {num_rounds + 1} or more continues it"
-        announce(f"the run has finished its {num_rounds} rounds; {more}", output)
-        return
-    announce(f"engine: {choice}", output)
 
 
 async def _run(

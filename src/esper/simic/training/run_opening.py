@@ -1,5 +1,7 @@
 """Opening the directory of a run: a new one, or a resumed run's at its checkpoint."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -8,6 +10,7 @@ import msgspec
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
 from esper.nissa.bus.hub import TelemetryHub
+from esper.nissa.sinks.delivery import rewind_positions
 from esper.nissa.storage.run_directory import (
     build_manifest,
     create_run_directory,
@@ -63,9 +66,10 @@ def open_run_directory(setup: RunSetup) -> OpenedRun:
     return OpenedRun(create_run_directory(Path(setup.job.run.telemetry_dir), manifest))
 
 
-def open_hub(opened: OpenedRun, job: Job) -> TelemetryHub:
-    """Open the hub that writes a run's log."""
-    return TelemetryHub(
+@contextmanager
+def open_hub(opened: OpenedRun, job: Job) -> Iterator[TelemetryHub]:
+    """Open the hub that writes a run's log; sinks go on from where the log does."""
+    with TelemetryHub(
         opened.run_dir,
         run_id=read_manifest(opened.run_dir).run_id,
         group=job.training.group_id,
@@ -73,4 +77,6 @@ def open_hub(opened: OpenedRun, job: Job) -> TelemetryHub:
         fsync=job.run.fsync,
         fsync_interval_s=job.run.fsync_interval_ms / 1000,
         claim=opened.claim,
-    )
+    ) as hub:
+        rewind_positions(opened.run_dir, hub.next_seq)
+        yield hub

@@ -2,12 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import nn
 
 from esper.leyline.reports import BatchSummary
 from esper.simic.agent.ppo_agent import PPOAgent
+from esper.simic.training.checkpoints.grown import GROWN_FILE, load_grown
 from esper.simic.training.checkpoints.run_state import RunState
 
-__all__ = ["TrainingHistory", "TrainingResult"]
+if TYPE_CHECKING:
+    from esper.karn.view.snapshot import Verdict
+
+__all__ = ["TrainedPolicy", "TrainingHistory", "TrainingResult"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,3 +42,28 @@ class TrainingHistory(list[BatchSummary]):
         super().__init__(result.history)
         self.result = result
         """What else the run left behind: its directory, final state and notes."""
+
+
+class TrainedPolicy(NamedTuple):
+    """An agent and the summaries of its rounds, and what else its run has left behind."""
+
+    agent: PPOAgent
+    history: TrainingHistory
+
+    @property
+    def run_dir(self) -> Path:
+        """Return the directory of the run."""
+        return self.history.result.run_dir
+
+    @property
+    def grown(self) -> nn.Module | None:
+        """Load the best network that the run has grown; None for a task without networks."""
+        path = self.run_dir / GROWN_FILE
+        return load_grown(path) if path.exists() else None
+
+    @property
+    def verdict(self) -> "Verdict":
+        """Return what the dashboard says of the run: whether the policy learns, and why."""
+        from esper.karn.view.view_feed import read_run  # a run that is not watched loads no view
+
+        return read_run(self.run_dir).snapshot().verdict

@@ -34,9 +34,9 @@ from esper.simic.training import run
 from esper.simic.training.arguments import DEFAULTS, layer_from_arguments
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.checkpoints.resuming import resolve_job
-from esper.simic.training.run import RunJobOptions, TrainedPolicy
+from esper.simic.training.run import RunJobOptions
 from esper.simic.training.run_opening import POLICY_COMMAND
-from esper.simic.training.run_result import TrainingHistory, TrainingResult
+from esper.simic.training.run_result import TrainedPolicy, TrainingHistory, TrainingResult
 from esper.tolaria.stopping import CallerEvent
 
 __all__ = ["POLICY_COMMAND", "run_job", "train_ppo_vectorized"]

@@ -13,7 +13,6 @@ from esper.leyline.workers import WorkerMessage, encode
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
     share_one_heap,
-    warm_up_math,
 )
 from esper.simic.training.worker_service import start_service
 from esper.tolaria.pulse import Pulse
@@ -41,7 +40,6 @@ def serve(descriptors: Sequence[int]) -> int:
     share_one_heap()
     try:
         with one_thread_per_worker():
-            warm_up_math()
             _serve(wire, data, pulse)
     except UnreadableMessageError as error:
         sys.stderr.write(f"esper worker {os.getpid()} ends: it received a message that {error}\n")

@@ -28,7 +28,8 @@ from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
 from esper.simic.training.assembly.machine import return_free_memory
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_assembly import build_worker
-from esper.simic.training.assembly.worker_setup import prepare_worker, worker_identity
+from esper.simic.training.assembly.worker_identity import worker_identity
+from esper.simic.training.assembly.worker_setup import prepare_worker
 from esper.tolaria.lanes import lane_stacks
 from esper.tolaria.pulse import Pulse
 from esper.tolaria.stopping import StopFlag

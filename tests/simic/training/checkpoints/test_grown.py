@@ -24,8 +24,8 @@ from esper.leyline.tasks import HostSpec
 from esper.runtime import tasks
 from esper.runtime.tasks import RegisteredTask, TaskRegistry, registered_task
 from esper.simic.training.assembly import worker_assembly
-from esper.simic.training.assembly.trainer_assembly import GROWN_FILE
 from esper.simic.training.checkpoints.grown import (
+    GROWN_FILE,
     GrownHeader,
     materialize_grown_state,
     read_grown_header,

@@ -30,8 +30,8 @@ from esper.leyline.telemetry import EventType
 from esper.nissa.storage.journal import EVENTS_FILE
 from esper.nissa.storage.run_directory import read_manifest
 from esper.simic.training.assembly import trainer_assembly, worker_assembly
-from esper.simic.training.assembly.trainer_assembly import GROWN_FILE
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore, read_checkpoint
+from esper.simic.training.checkpoints.grown import GROWN_FILE
 from esper.simic.training.checkpoints.resuming import (
     check_resumable,
     find_checkpoint,

@@ -17,17 +17,16 @@ from esper.runtime.tasks import is_installed_task
 from esper.simic.training.assembly.machine import num_lanes_for
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_assembly import Topologies, build_worker, env_context
+from esper.simic.training.assembly.worker_identity import worker_identity
 from esper.simic.training.assembly.worker_setup import (
     WorkerSetup,
     host_device_types,
-    worker_identity,
 )
 from esper.simic.training.env_factory import build_model
-from esper.simic.training.ray_worker import RayWorker
+from esper.simic.training.ray_worker import RAY_CLUSTER
 from esper.tolaria.engine import Connection, WorkerEngine
 from esper.tolaria.fork_server import ForkServer
 from esper.tolaria.process_port import ProcessPort
-from esper.tolaria.ray_cluster import RayCluster
 from esper.tolaria.ray_port import RayPort
 from esper.tolaria.remote_port import RemotePort
 from esper.tolaria.replay import start_ports
@@ -43,8 +42,6 @@ MAX_HOST_PARAMS: Final = 1_000_000
 
 _FORK_SERVER = ForkServer(WORKER_TARGET)
 """One for all runs of this process, so that later runs find torch imported."""
-_RAY_CLUSTER = RayCluster(RayWorker)
-"""One for all runs of this process, as Ray has one connection per process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,8 +140,8 @@ def _threads(setup: WorkerSetup, reason: str) -> EngineChoice:
 def _workers(setup: WorkerSetup, kind: EngineKind, reason: str) -> EngineChoice:
     run, num_envs = setup.job.run, setup.job.training.n_envs
     if kind is EngineKind.RAY:
-        _RAY_CLUSTER.connect()
-    num_cores = _RAY_CLUSTER.num_cpus() if kind is EngineKind.RAY else os.cpu_count() or 1
+        RAY_CLUSTER.connect()
+    num_cores = RAY_CLUSTER.num_cpus() if kind is EngineKind.RAY else os.cpu_count() or 1
     workers = min(num_envs, run.workers or num_cores)
     return EngineChoice(
         kind=kind,
@@ -223,7 +220,7 @@ def _process_port(spec: WorkerSpec, stop: StopFlag) -> ProcessPort:
 
 
 def _ray_port(spec: WorkerSpec, stop: StopFlag) -> RayPort:
-    return RayPort(spec, _RAY_CLUSTER, stop)
+    return RayPort(spec, RAY_CLUSTER, stop)
 
 
 def _start(

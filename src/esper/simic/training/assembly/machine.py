@@ -8,18 +8,18 @@ from typing import Final
 
 import torch
 
-from esper.leyline.config import CompileMode
+from esper.leyline.config import CompileMode, TrainingConfig
 from esper.nissa.storage.run_directory import cpu_model
-from esper.simic.training.assembly.gpu_math import device_kind
+from esper.simic.training.assembly.gpu_math import deterministic_gpu_math, device_kind
 
 __all__ = [
     "compile_mode_for",
     "machine_kind",
     "num_lanes_for",
     "one_thread_per_worker",
+    "reproducible_math",
     "return_free_memory",
     "share_one_heap",
-    "warm_up_math",
 ]
 
 _M_ARENA_MAX: Final = -8
@@ -52,6 +52,13 @@ def num_lanes_for(asked: int | None, num_envs: int) -> int:
 
 
 @contextmanager
+def reproducible_math(config: TrainingConfig) -> Iterator[None]:
+    """Make torch compute reproducibly, on the CPU and the GPU, for the duration of a run."""
+    with one_thread_per_worker(), deterministic_gpu_math(config):
+        yield
+
+
+@contextmanager
 def one_thread_per_worker() -> Iterator[None]:
     """Disable torch's intra-op parallelism for the duration of a run.
 
@@ -61,12 +68,13 @@ def one_thread_per_worker() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        _warm_up_math()
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def warm_up_math() -> None:
+def _warm_up_math() -> None:
     """Call the unary operations once before threads do: some libraries initialize on first use."""
     ones = torch.ones(8)
     for operation in (torch.exp, torch.log, torch.tanh, torch.sigmoid, torch.sqrt, torch.erf):

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from esper.nissa.bus.hub import TelemetryHub
 from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY, traces_directory
@@ -12,7 +11,7 @@ from esper.simic.telemetry.traces import StepTracer
 from esper.simic.training.assembly.run_setup import RunSetup, grown_header
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 from esper.simic.training.checkpoints.checkpointer import Checkpointer
-from esper.simic.training.checkpoints.grown import GrownWriter
+from esper.simic.training.checkpoints.grown import GROWN_FILE, GrownWriter
 from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.contexts import drawn_contexts
 from esper.simic.training.diagnostics import RunDiagnostics
@@ -24,9 +23,8 @@ from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo.tracker import TrackerRules
 from esper.tolaria.engine import WorkerEngine
 
-__all__ = ["GROWN_FILE", "build_trainer"]
+__all__ = ["build_trainer"]
 
-GROWN_FILE: Final = "grown.pt"
 """The best network of a run, in its directory."""
 
 

@@ -1,38 +1,32 @@
 """What a worker is built from: data, batches, devices and rules, made of a job alone."""
 
-import hashlib
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import torch
 
 from esper.kasmina.blueprints import check_registered
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
-from esper.leyline.config import AmpDtype, CompileMode, Job, TrainingConfig
+from esper.leyline.config import AmpDtype, Job, TrainingConfig
 from esper.leyline.errors import ConfigError
 from esper.leyline.legality import ActionRules
 from esper.leyline.probes import ProbeHostSpec
 from esper.leyline.tasks import ModuleHostSpec, TaskSpec
-from esper.leyline.workers import WorkerIdentity
 from esper.runtime.batches import SharedBatchIterator, batch_size_for, is_augmented
 from esper.runtime.contexts import BatchSource, ContextBatches, transformed
 from esper.runtime.datasets import Part, TensorDataset
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import RegisteredTask, load_dataset, registered_task
-from esper.simic.training.assembly.machine import machine_kind
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.contexts import context_of, is_drawn
 from esper.tolaria.devices import resolve_device, resolve_env_devices
 from esper.tolaria.fences import transfer_to
 from esper.tolaria.sharing import BuiltOnce
 from esper.tolaria.stopping import StopFlag
-from esper.version import __version__
 
 __all__ = [
     "WorkerSetup",
@@ -41,7 +35,6 @@ __all__ = [
     "host_device_types",
     "load_data",
     "prepare_worker",
-    "worker_identity",
 ]
 
 VALIDATION_BATCH: Final = 256
@@ -230,26 +223,3 @@ def amp_dtype(setup: WorkerSetup) -> torch.dtype | None:
 def host_device_types(setup: WorkerSetup) -> tuple[str, ...]:
     """Return the types of the hosts' devices, each once."""
     return tuple(sorted({device.type for device in setup.devices}))
-
-
-def worker_identity(setup: WorkerSetup) -> WorkerIdentity:
-    """Return what driver and workers must share for equal bits."""
-    return WorkerIdentity(
-        esper=__version__,
-        python=platform.python_version(),
-        machine_kind=machine_kind(setup.devices, CompileMode.OFF),
-        task=hashlib.sha256(msgspec.json.encode(setup.task)).hexdigest(),
-        data=materialize_data_digest(setup.dataset),
-    )
-
-
-def materialize_data_digest(dataset: TensorDataset) -> str:
-    """Return the SHA-256 of a data set: its tensors with their shapes, and its scale."""
-    digest = hashlib.sha256()
-    for split in (dataset.train, dataset.val, dataset.test):
-        for tensor in (split.inputs, split.targets):
-            # With type and shape: the same bytes could be another tensor.
-            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
-    digest.update(repr((dataset.pixel_scale, dataset.crop_padding)).encode())
-    return digest.hexdigest()

@@ -27,6 +27,7 @@ from esper.simic.training.checkpoints.checkpoint_store import read_tensors
 from esper.version import __version__
 
 __all__ = [
+    "GROWN_FILE",
     "GROWN_VERSION",
     "GrownHeader",
     "GrownWriter",
@@ -37,6 +38,8 @@ __all__ = [
     "save_grown",
 ]
 
+GROWN_FILE: Final = "grown.pt"
+"""The best network of a run, in the directory of the run."""
 GROWN_VERSION: Final = 1
 _KIND: Final = "grown network"
 
