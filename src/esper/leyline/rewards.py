@@ -16,6 +16,7 @@ __all__ = [
     "HackingPattern",
     "HackingSuspicion",
     "LossRewardConfig",
+    "Potential",
     "RewardComponents",
     "RewardConfig",
     "RewardFamily",
@@ -57,6 +58,15 @@ class EpisodeEnd(StrEnum):
     """A cut in a task that goes on: the critic's value of the last state stands for the rest."""
 
 
+class Potential(StrEnum):
+    """What the potential of reward shaping depends on, in the contribution family."""
+
+    STAGES = "stages"
+    """How far each seed has come on its way to a fossil."""
+    ACCURACY = "accuracy"
+    """What the network and its fossils achieve."""
+
+
 class AttributionFormula(StrEnum):
     """How contribution and progress are joined when contribution is the larger."""
 
@@ -81,6 +91,10 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     escrow_delta_clip: float = 2.0
     # Potential-based shaping
     pbrs_weight: float = 0.3
+    pbrs_potential: Potential = Potential.STAGES
+    pbrs_committed_share: Fraction = 0.5
+    """Share of the accuracy with the fossils alone in the potential `accuracy`; the rest is the
+    accuracy of the whole network."""
     step_progress_bonus: float = 0.3
     max_progress_bonus: float = 2.0
     # Synergy

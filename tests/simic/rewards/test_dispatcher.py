@@ -1,5 +1,7 @@
 """What all modes share, and that no constant is dead."""
 
+from functools import cache
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from esper.leyline.actions import Op
 from esper.leyline.rewards import (
     AttributionFormula,
     LossRewardConfig,
+    Potential,
     RewardConfig,
     RewardFamily,
     RewardInputs,
@@ -79,12 +82,17 @@ SWITCHED = {
     AttributionFormula.HARMONIC: AttributionFormula.MINIMUM,
     True: False,
     False: True,
+    Potential.STAGES: Potential.ACCURACY,
 }
+
+IN_FORCE = {"pbrs_committed_share": RewardConfig(pbrs_potential=Potential.ACCURACY)}
+"""Configurations in which a constant counts, where the default one leaves it out."""
 
 ELSEWHERE = {"escrow_stable_window"}
 """Read by the functions that look back over the accuracies."""
 
 
+@cache
 def every_result(config: RewardConfig, loss: LossRewardConfig) -> list[bytes]:
     schemes = [
         msgspec.structs.replace(scheme(mode), config=config, loss_config=loss)
@@ -109,11 +117,8 @@ def needs_drips(situation: RewardInputs) -> bool:
     return any(slot.drip_scale for slot in situation.memory.slots)
 
 
-BASELINE = every_result(RewardConfig(), LossRewardConfig())
-
-
 def changed(value):
-    if isinstance(value, bool | AttributionFormula):
+    if isinstance(value, bool | AttributionFormula | Potential):
         return SWITCHED[value]
     if isinstance(value, int):
         return value * 2
@@ -122,8 +127,9 @@ def changed(value):
 
 @pytest.mark.parametrize("name", sorted(set(RewardConfig.__struct_fields__) - ELSEWHERE))
 def test_no_constant_of_the_contribution_family_is_dead(name: str) -> None:
-    config = RewardConfig(**{name: changed(getattr(RewardConfig(), name))})
-    assert every_result(config, LossRewardConfig()) != BASELINE
+    usual = IN_FORCE.get(name, RewardConfig())
+    other = msgspec.structs.replace(usual, **{name: changed(getattr(usual, name))})
+    assert every_result(other, LossRewardConfig()) != every_result(usual, LossRewardConfig())
 
 
 @pytest.mark.parametrize("name", LossRewardConfig.__struct_fields__)

@@ -9,9 +9,11 @@ from tests.simic.rewards.builders import GAMMA, inputs, result, scheme, terms
 
 from esper.leyline.actions import Op
 from esper.leyline.config import TrainingConfig
+from esper.leyline.errors import ContractError
 from esper.leyline.rewards import (
     EpisodeEnd,
     LossRewardConfig,
+    Potential,
     RewardFamily,
     RewardMemory,
     RewardMode,
@@ -201,3 +203,71 @@ def test_a_new_segment_starts_from_the_fossils_that_are_there() -> None:
     after = (SlotStage(stage=Stage.FOSSILIZED, steps_in_stage=0),)
     found = terms(inputs(slots_after=after, memory=memory)).pbrs
     assert found == pytest.approx(0.3 * (GAMMA - 1.0) * 6.0)
+
+
+ACCURACY_SCHEMES = [
+    scheme(mode, pbrs_potential=Potential.ACCURACY, pbrs_weight=10.0, pbrs_committed_share=0.25)
+    for mode in RewardMode
+    if mode not in (RewardMode.SPARSE, RewardMode.MINIMAL)
+]
+percentages = st.floats(0.0, 100.0)
+
+
+def accuracy_shaping_of(readings, rules: RewardScheme) -> list[float]:
+    """Return the shaping terms of an episode with these accuracies, whole and committed."""
+    memory, found = memory_at((), rules), []
+    for step, (whole, committed) in enumerate(readings):
+        here = inputs(
+            step=step,
+            num_steps=len(readings),
+            val_accuracy_pct=whole,
+            committed_accuracy_pct=committed,
+            memory=memory,
+        )
+        outcome = compute_reward(here, rules)
+        found.append(outcome.components.pbrs)
+        memory = outcome.memory
+    return found
+
+
+@pytest.mark.parametrize("rules", ACCURACY_SCHEMES, ids=lambda rules: rules.mode)
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(percentages, percentages), min_size=1, max_size=30))
+def test_shaping_by_accuracy_adds_up_to_nothing(rules: RewardScheme, readings) -> None:
+    found = accuracy_shaping_of(readings, rules)
+    total = sum(GAMMA**step * term for step, term in enumerate(found))
+    assert total == pytest.approx(0.0, abs=1e-9)
+
+
+def test_shaping_by_accuracy_pays_each_gain_when_it_is_measured() -> None:
+    rules = scheme(
+        RewardMode.SIMPLIFIED,
+        pbrs_potential=Potential.ACCURACY,
+        pbrs_weight=10.0,
+        pbrs_committed_share=0.25,
+    )
+    found = accuracy_shaping_of([(20.0, 20.0), (60.0, 20.0), (60.0, 60.0), (60.0, 60.0)], rules)
+    potentials = [0.0, 0.2, 0.75 * 0.6 + 0.25 * 0.2, 0.6, 0.0]
+    expected = [
+        10.0 * (GAMMA * after - before)
+        for before, after in zip(potentials, potentials[1:], strict=False)
+    ]
+    assert found == pytest.approx(expected)
+
+
+def test_shaping_by_accuracy_needs_the_accuracy_of_the_fossils() -> None:
+    here = inputs(committed_accuracy_pct=None)
+    with pytest.raises(ContractError, match="step 50"):
+        terms(here, RewardMode.SIMPLIFIED, pbrs_potential=Potential.ACCURACY)
+
+
+def test_the_loss_family_is_shaped_by_stages_alone() -> None:
+    after = (SlotStage(stage=Stage.HOLDING, steps_in_stage=0),)
+    by_stages, by_accuracy = (
+        compute_reward(
+            inputs(slots_after=after),
+            scheme(family=RewardFamily.LOSS, pbrs_potential=potential),
+        ).components.pbrs
+        for potential in Potential
+    )
+    assert by_accuracy == by_stages != 0.0

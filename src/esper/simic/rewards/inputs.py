@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from esper.leyline.reports import SeedReport
 from esper.leyline.rewards import RewardMemory, SeedRewardInputs, SlotMemory, SlotStage
 from esper.simic.rewards.scheme import RewardScheme
-from esper.simic.rewards.shaping import network_potential
+from esper.simic.rewards.shaping import first_potential
 
 __all__ = ["memory_at", "seed_inputs", "slot_stages"]
 
@@ -40,7 +40,7 @@ def memory_at(reports: Iterable[SeedReport], scheme: RewardScheme) -> RewardMemo
     """Return the reward memory at the start of a segment, which may already have fossils."""
     listed = tuple(reports)
     return RewardMemory(
-        potential=network_potential(slot_stages(listed), scheme),
+        potential=first_potential(slot_stages(listed), scheme),
         slots=tuple(
             SlotMemory(
                 slot_id=report.slot_id,

@@ -5,6 +5,7 @@ from typing import Final
 
 from esper.leyline.rewards import (
     EpisodeEnd,
+    Potential,
     RewardConfig,
     RewardFamily,
     RewardInputs,
@@ -13,9 +14,11 @@ from esper.leyline.rewards import (
 )
 from esper.leyline.stages import COOLDOWN_STAGES, Stage
 from esper.simic.rewards.scheme import RewardScheme
+from esper.simic.rewards.terms import committed_share
 
 __all__ = [
     "STAGE_POTENTIALS",
+    "first_potential",
     "network_potential",
     "potential_after",
     "shaping_bonus",
@@ -50,10 +53,18 @@ def slot_potential(slot: SlotStage, config: RewardConfig) -> float:
 
 
 def network_potential(slots: Iterable[SlotStage], scheme: RewardScheme) -> float:
-    """Return the potential of a state: the sum over its occupied slots."""
+    """Return the potential of a state by stages: the sum over its occupied slots."""
     if scheme.family is RewardFamily.LOSS:
         return sum((STAGE_POTENTIALS[slot.stage] for slot in slots), 0.0)
     return sum((slot_potential(slot, scheme.config) for slot in slots), 0.0)
+
+
+def first_potential(slots: Iterable[SlotStage], scheme: RewardScheme) -> float:
+    """Return the potential of the state that a segment starts from.
+
+    By accuracy it is 0, as of an untrained network: the state has not been validated yet.
+    """
+    return 0.0 if _is_by_accuracy(scheme) else network_potential(slots, scheme)
 
 
 def potential_after(inputs: RewardInputs, scheme: RewardScheme) -> float:
@@ -64,6 +75,8 @@ def potential_after(inputs: RewardInputs, scheme: RewardScheme) -> float:
     """
     if inputs.is_last_step and scheme.episode_end is EpisodeEnd.TERMINATE:
         return 0.0
+    if _is_by_accuracy(scheme):
+        return _accuracy_potential(inputs, scheme.config)
     return network_potential(inputs.slots_after, scheme)
 
 
@@ -78,3 +91,18 @@ def shaping_bonus(before: float, after: float, scheme: RewardScheme) -> float:
     is_loss = scheme.family is RewardFamily.LOSS
     weight = scheme.loss_config.pbrs_weight if is_loss else scheme.config.pbrs_weight
     return weight * (scheme.gamma * after - before)
+
+
+def _is_by_accuracy(scheme: RewardScheme) -> bool:
+    is_by_contribution = scheme.family is RewardFamily.CONTRIBUTION
+    return is_by_contribution and scheme.config.pbrs_potential is Potential.ACCURACY
+
+
+def _accuracy_potential(inputs: RewardInputs, config: RewardConfig) -> float:
+    """Return what the network achieves, from 0 to 1, as validated before the step's action.
+
+    What the action changes is measured by the next validation and paid with the next step.
+    """
+    committed = config.pbrs_committed_share
+    whole = inputs.val_accuracy_pct / 100.0
+    return (1.0 - committed) * whole + committed * committed_share(inputs)

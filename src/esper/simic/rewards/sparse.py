@@ -1,10 +1,9 @@
 """The modes with a reward at the end of an episode: sparse, minimal and simplified."""
 
 from esper.leyline.actions import Op
-from esper.leyline.errors import ContractError
 from esper.leyline.rewards import RewardComponents, RewardInputs
 from esper.simic.rewards.scheme import RewardScheme
-from esper.simic.rewards.terms import ModeTerms
+from esper.simic.rewards.terms import ModeTerms, committed_share
 
 __all__ = ["minimal_terms", "simplified_terms", "sparse_terms"]
 
@@ -39,7 +38,7 @@ def simplified_terms(inputs: RewardInputs, scheme: RewardScheme) -> ModeTerms:
         terminal = config.simplified_accuracy_weight * inputs.val_accuracy_pct / 100.0
         terminal += config.simplified_fossil_bonus * num_good
         if config.simplified_committed_weight != 0.0:
-            terminal += config.simplified_committed_weight * _committed_share(inputs)
+            terminal += config.simplified_committed_weight * committed_share(inputs)
     cost = 0.0 if inputs.op is Op.WAIT else config.simplified_action_cost
     return ModeTerms(components=RewardComponents(action_shaping=cost, terminal=terminal))
 
@@ -49,15 +48,6 @@ def _committed_value(inputs: RewardInputs, scheme: RewardScheme) -> float:
         return 0.0
     config = scheme.config
     size = sum(fossil.num_params for fossil in inputs.fossils) / config.param_budget
-    value = _committed_share(inputs) - config.param_penalty_weight * size
+    value = committed_share(inputs) - config.param_penalty_weight * size
     clip = config.sparse_reward_clip
     return config.sparse_reward_scale * max(-clip, min(value, clip))
-
-
-def _committed_share(inputs: RewardInputs) -> float:
-    """Return the accuracy with only the fossils enabled, from 0 to 1."""
-    if inputs.committed_accuracy_pct is None:
-        raise ContractError(
-            f"step {inputs.step}: the accuracy with only the fossils enabled was not measured"
-        )
-    return inputs.committed_accuracy_pct / 100.0
