@@ -29,6 +29,7 @@ check: setup  ## Style, types and the project's conventions.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tools.lint_device_sync
+	$(BIN)/python -m tools.measure_house
 	$(BIN)/python -m pytest -q tests/meta tests/test_import_isolation.py
 
 measure: setup  ## Imports, sizes, cycles, call paths of a decision and an event; fails beyond a limit.

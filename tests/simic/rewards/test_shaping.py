@@ -1,5 +1,7 @@
 """Shaping moves reward in time and never adds any."""
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -248,10 +250,7 @@ def test_shaping_by_accuracy_pays_each_gain_when_it_is_measured() -> None:
     )
     found = accuracy_shaping_of([(20.0, 20.0), (60.0, 20.0), (60.0, 60.0), (60.0, 60.0)], rules)
     potentials = [0.0, 0.2, 0.75 * 0.6 + 0.25 * 0.2, 0.6, 0.0]
-    expected = [
-        10.0 * (GAMMA * after - before)
-        for before, after in zip(potentials, potentials[1:], strict=False)
-    ]
+    expected = [10.0 * (GAMMA * after - before) for before, after in itertools.pairwise(potentials)]
     assert found == pytest.approx(expected)
 
 
