@@ -71,7 +71,7 @@ def watched_page(
     watched = Watched(context.new_page())
     watched.page.goto(address)
     yield watched
-    assert watched.errors == []
+    assert not watched.errors, watched.errors
     context.close()
 
 
