@@ -1,13 +1,13 @@
 """What every test shares."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.builders.inherited_signals import heed_signals
 
 # Deadlines and slow generation measure the machine, not Esper. Derandomized, so that a red run
 # can be run again; the soaks look for new examples.
@@ -46,12 +46,8 @@ keep_from_broken_tiles()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell lets its background jobs ignore SIGINT, and so would the processes that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-# So does nohup with SIGHUP.
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Otherwise the processes that tests interrupt might ignore it.
+heed_signals()
 
 
 WHOLE_RUNS = ("integration", "reliability", "tools", "test_baselines.py", "test_docs.py")

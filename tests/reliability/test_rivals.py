@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tools.soak.rivals import LOCK, Contest, Pair, random_pair
+from tools.soak.rivals import CLOSE, LOCK, Contest, Pair, random_pair
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +21,9 @@ def test_run_that_was_resumed_between_two_locks_is_not_written_by_both(contest: 
 def test_two_resumes_held_at_any_steps_end_as_one(contest: Contest) -> None:
     pair = random_pair(random.Random(16), len(contest.steps))
     assert contest.hold(pair) in (1, 2)
+
+
+def test_run_that_is_giving_up_its_files_is_resumed_wholly_or_not_at_all(contest: Contest) -> None:
+    closes = [place for place, name in enumerate(contest.steps, start=1) if name == CLOSE]
+    for place in closes:
+        assert contest.hold(Pair(place)) in (1, 2)

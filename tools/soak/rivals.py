@@ -25,10 +25,10 @@ from esper.nissa.storage.files import FileSystem
 from esper.nissa.storage.run_directory import read_manifest
 
 QUICK_PAIRS, FULL_PAIRS = 10, 1_000
-BY_DESCRIPTOR = ("lock", "write", "fsync", "truncate", "close")
+LOCK, CLOSE = "lock", "close"
+BY_DESCRIPTOR = (LOCK, "write", "fsync", "truncate", CLOSE)
 """File operations that have no path; those with a path are audited by Python."""
 BY_PATH = ("open", "os.rename", "os.link", "os.remove", "os.listdir", "os.scandir")
-LOCK = "lock"
 NEVER = 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from datetime import UTC, datetime
 
+from tests.builders.inherited_signals import heed_signals
 from tools.bench.rows import Row
 from tools.soak.results import Result, figure_of
 
@@ -63,6 +64,7 @@ def _start_order(name: str) -> int:
 def run_row(name: str, *, is_quick: bool) -> Result:
     """Run one row in this process."""
     began_s = time.perf_counter()
+    heed_signals()
     rows: list[Row] = []
     for module in MODULES[name]:
         rows += importlib.import_module(f"tools.soak.{module}").rows(is_quick)

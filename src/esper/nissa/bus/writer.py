@@ -85,7 +85,8 @@ class Writer:
         return TelemetryLostError(log.path, None, f"the writer stopped: {error!r}", log.last_seq)
 
     def _close_journals(self) -> None:
-        for journal in self._journals.values():
+        # The log goes last: whoever can lock it may change every file of the run.
+        for journal in reversed(list(self._journals.values())):
             try:
                 journal.close()
             except OSError as error:

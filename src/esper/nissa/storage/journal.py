@@ -151,10 +151,12 @@ class Journal:
             self.is_dirty = False
 
     def close(self) -> None:
-        """Close the files."""
-        self.files.close(self.descriptor)
-        if self.checksum_descriptor is not None:
-            self.files.close(self.checksum_descriptor)
+        """Close the files; the log itself last, as that ends its lock."""
+        try:
+            if self.checksum_descriptor is not None:
+                self.files.close(self.checksum_descriptor)
+        finally:
+            self.files.close(self.descriptor)
 
 
 def _seq_of_entry(entry: _IndexEntry) -> int:
