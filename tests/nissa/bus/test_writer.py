@@ -116,6 +116,32 @@ def test_failing_disk_ends_the_feed_as_incomplete_and_frees_producers(tmp_path: 
     assert not rig.feed.is_complete
 
 
+class UnclosableFiles(FileSystem):
+    """Files whose closing fails, as on a full network disk; they are closed all the same."""
+
+    def __init__(self) -> None:
+        self.closed: list[int] = []
+
+    def close(self, descriptor: int) -> None:
+        self.closed.append(descriptor)
+        super().close(descriptor)
+        raise OSError(errno.EDQUOT, "disk quota exceeded")
+
+
+def test_files_that_fail_to_close_are_closed_once_and_the_failure_is_named(tmp_path: Path) -> None:
+    files = UnclosableFiles()
+    rig = rig_in(tmp_path, files)
+
+    rig.write_all()
+
+    assert rig.writer.failure is not None
+    assert "disk quota exceeded" in str(rig.writer.failure)
+    # A descriptor that is closed twice may be somebody else's by then.
+    assert len(files.closed) == len(set(files.closed)) == 2 * len(rig.logs)
+    for path in rig.logs.values():
+        open_journal(path, files=FileSystem(), has_checksums=True).close()
+
+
 @pytest.mark.parametrize("num_before", [0, 3])
 def test_events_before_one_that_cannot_be_encoded_are_written(
     tmp_path: Path, num_before: int

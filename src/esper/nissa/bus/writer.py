@@ -65,15 +65,16 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            self._write_until_drained()
-            self._close_journals()
+            with contextlib.ExitStack() as stack:
+                # The log closes last: whoever can lock it may change every file of the run.
+                for journal in self._journals.values():
+                    stack.callback(_close, journal)
+                self._write_until_drained()
         # On any error: store it for the hub to raise, and release producers that wait for space.
         except Exception as error:
             self.failure = self._as_lost(error)
             # After the failure is stored: a producer that is released here finds it.
             self._inbox.fail()
-            with contextlib.suppress(OSError):
-                self._close_journals()
         finally:
             # Always last, and on every path: subscribers would otherwise wait for ever.
             self._feed.close(is_complete=self.failure is None)
@@ -83,14 +84,6 @@ class Writer:
             return error
         log = self._journals[Channel.RUN]
         return TelemetryLostError(log.path, None, f"the writer stopped: {error!r}", log.last_seq)
-
-    def _close_journals(self) -> None:
-        # The log goes last: whoever can lock it may change every file of the run.
-        for journal in reversed(list(self._journals.values())):
-            try:
-                journal.close()
-            except OSError as error:
-                raise _lost(journal, error) from error
 
     def _write_until_drained(self) -> None:
         while True:
@@ -172,6 +165,13 @@ def _facts(entries: Sequence[Entry]) -> BlockFacts:
             for entry in entries
         ],
     )
+
+
+def _close(journal: Journal) -> None:
+    try:
+        journal.close()
+    except OSError as error:
+        raise _lost(journal, error) from error
 
 
 def _lost(journal: Journal, error: OSError) -> TelemetryLostError:
