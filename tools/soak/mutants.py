@@ -55,13 +55,17 @@ SUBJECTS = {
     ),
     "blocks": Subject(
         "esper.nissa.storage.blocks",
-        ("nissa/storage/test_blocks.py", "nissa/storage/test_log_recovery.py"),
-        "sizes of buffers, a read of no bytes, and an X that no record ends with",
+        (
+            "nissa/storage/test_blocks.py",
+            "nissa/storage/test_block_facts.py",
+            "nissa/storage/test_log_recovery.py",
+        ),
+        "sizes of buffers, a read of no bytes, and facts of which there are three or none",
     ),
     "log_recovery": Subject(
         "esper.nissa.storage.log_recovery",
         ("nissa/storage/test_log_recovery.py", "nissa/storage/test_journal.py"),
-        "the longest line and the size of a block are approximate",
+        "the longest line that is held in memory is approximate",
     ),
     "resuming": Subject(
         "esper.simic.training.checkpoints.resuming",
@@ -75,6 +79,12 @@ SUBJECTS = {
         "esper.nissa.live.security",
         ("nissa/live/test_security.py",),
         "None instead of False or '', and a kind of authorization that is not known either",
+    ),
+    "gae": Subject("esper.simic.agent.gae", ("simic/agent/test_gae.py",), ""),
+    "ppo_update": Subject(
+        "esper.simic.agent.ppo_update",
+        ("simic/agent/test_ppo_update.py", "simic/agent/test_ppo_metrics.py"),
+        "",
     ),
 }
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from esper.nissa.storage.blocks import (
     Block,
+    BlockFacts,
     CommitRecord,
     checksum_path,
     parse_commit_record,
@@ -90,6 +91,7 @@ def test_any_flipped_bit_is_noticed(block: Block, data: st.DataObject) -> None:
         b"0 5 0 0 0\n",
         b"0 5  0 0 00000000\n",
         "0 5 0 \u0660 00000000\n".encode(),
+        b"0 5 0 0 00000000X\n",
     ],
 )
 def test_other_spellings_are_no_records(line: bytes) -> None:
@@ -120,6 +122,22 @@ def test_records_are_read_up_to_the_first_that_does_not_fit(tmp_path: Path) -> N
     assert read_records(path, 8) == records[:2]
     path.write_bytes(lines[0] + lines[2])
     assert read_records(path, 8) == records[:1]
+
+
+def record_of_type(name: str) -> CommitRecord:
+    facts = BlockFacts(types=f"{name}:1", envs="-:1", severities="info:1")
+    return CommitRecord.of(Block(0, 1, b"a\n"), 0, facts)
+
+
+@pytest.mark.parametrize(("num_bytes", "is_read"), [(65_536, True), (65_537, False)])
+def test_line_that_no_block_can_have_is_not_read_to_its_end(
+    tmp_path: Path, num_bytes: int, is_read: bool
+) -> None:
+    path = tmp_path / "events.crc"
+    record = record_of_type("A" * (num_bytes - len(record_of_type("").line())))
+    path.write_bytes(record.line())
+    assert path.stat().st_size == num_bytes
+    assert read_records(path, 2) == [record] * is_read
 
 
 def test_checksum_file_lies_beside_its_log() -> None:

@@ -40,7 +40,13 @@ def blocks_of(*sizes: int) -> Iterator[Block]:
 
 
 @pytest.mark.parametrize(
-    ("covered_bytes", "sizes"), [(1, [1, 1, 1]), (len(LINES[3]) + 1, [2, 1]), (1 << 16, [3])]
+    ("covered_bytes", "sizes"),
+    [
+        (1, [1, 1, 1]),
+        (len(LINES[3]) + 1, [2, 1]),
+        (len(LINES[3]) + len(LINES[4]), [2, 1]),
+        (1 << 16, [3]),
+    ],
 )
 def test_events_after_the_last_record_are_uncovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, covered_bytes: int, sizes: list[int]
@@ -51,6 +57,16 @@ def test_events_after_the_last_record_are_uncovered(
     assert found.records == records_of(2, 1)
     assert found.uncovered == records_of(2, 1, *sizes)[2:]
     assert (found.next_seq, found.whole_end, found.num_bytes) == (6, len(DATA), len(DATA))
+
+
+def test_uncovered_events_get_a_checksum_for_every_64_kib(tmp_path: Path) -> None:
+    lines = [line(seq) for seq in range(400)]
+    found = recover_log(write(tmp_path, b"".join(lines)))
+
+    sizes = [record.end - record.start for record in found.uncovered]
+    assert len(sizes) > 1
+    assert all(65_536 <= size < 65_536 + max(map(len, lines)) for size in sizes[:-1])
+    assert found.next_seq == 400
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,6 +109,14 @@ def test_log_without_checksums_keeps_every_whole_line_whatever_its_records_say(
     found = recover_plain_log(write(tmp_path, whole + torn, 2))
     assert (found.records, found.uncovered, found.next_seq) == ([], [], 5)
     assert (found.whole_end, found.num_bytes) == (len(whole), len(whole + torn))
+
+
+def test_line_that_is_read_in_pieces_is_kept_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_recovery, "MAX_LINE_BYTES", len(LINES[0]) // 3)
+    found = recover_plain_log(write(tmp_path, DATA + b"torn"))
+    assert (found.next_seq, found.whole_end) == (6, len(DATA))
 
 
 def test_damage_in_a_covered_block_is_named_with_its_place(tmp_path: Path) -> None:
