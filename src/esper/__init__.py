@@ -1,6 +1,6 @@
 """Esper trains neural networks that grow while they train."""
 
-from esper.version import __version__
+from esper.version import __distribution__, __version__
 
 # `typing` and `pathlib` take 30 ms to load, in which the commands could not handle a signal.
 TYPE_CHECKING = False
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from esper.kasmina.hosts import StagedHost
 
 __all__ = ["__distribution__", "__version__", "host", "load_grown", "register_blueprint"]
-
-__distribution__ = "esper-grow"
-"""What pip installs; the name `esper` belongs to another project there."""
 
 
 def load_grown(path: "Path | str") -> "GrownNetwork":

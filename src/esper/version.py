@@ -1,5 +1,9 @@
-"""The version of this package, which files and events name."""
+"""The name and version of this distribution."""
 
-__all__ = ["__version__"]
+__all__ = ["__distribution__", "__version__"]
 
 __version__ = "0.1.0"
+"""Files and events name it."""
+
+__distribution__ = "esper-grow"
+"""What pip installs; the name `esper` belongs to another project there."""

@@ -11,9 +11,11 @@ from packaging.version import Version
 from tools.source_modules import ROOT, source_modules
 
 import esper
+from esper.leyline.extras import EXTRAS
 
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT: dict[str, Any] = PYPROJECT["project"]
+DEVELOPMENT_EXTRAS = ("dev", "docs", "fuzz")
 INSTALL_COMMAND = re.compile(r"\b(?:pip|pipx|uv) (?:install|add)\s+(?:-\S+\s+)*['\"]?([^\s'\"`;]+)")
 EXTRA = re.compile(r"(?<![\w.-])((?:esper[\w.-]*|\{__distribution__\})\[\w+\])")
 
@@ -43,6 +45,14 @@ def is_ours(named: str) -> bool:
 
 def test_code_knows_the_name_and_version_of_its_distribution() -> None:
     assert (esper.__distribution__, esper.__version__) == (PROJECT["name"], PROJECT["version"])
+
+
+def test_the_packages_of_an_extra_are_those_that_it_installs() -> None:
+    assert {
+        extra: tuple(Requirement(line).name for line in lines)
+        for extra, lines in PROJECT["optional-dependencies"].items()
+        if extra not in DEVELOPMENT_EXTRAS
+    } == EXTRAS
 
 
 def test_install_commands_and_extras_name_our_distribution() -> None:

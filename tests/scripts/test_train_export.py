@@ -1,6 +1,7 @@
 """`esper-train export` as its user runs it."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from tests.scripts.test_train_runs import trained
 
 import esper
 from esper.scripts.train import main
-from esper.simic.exporting import formats
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_missing_library_is_named_with_the_command_that_installs_it(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, form, None)
     output = tmp_path / "file"
 
     assert main(["export", str(run_dir), "--to", form, "-o", str(output)]) == 2

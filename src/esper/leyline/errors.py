@@ -30,6 +30,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import ClassVar
 
+from esper.version import __distribution__
+
 __all__ = [
     "ConfigError",
     "ContractError",
@@ -168,9 +170,11 @@ class NoDataError(UsageError):
 class MissingExtraError(UsageError):
     """Raised for a feature whose optional dependency is not installed."""
 
-    def __init__(self, feature: str, package: str, requirement: str) -> None:
-        command = shlex.join(["pip", "install", requirement])
-        super().__init__(f"{feature} needs {package}, which is not installed; {command}")
+    def __init__(self, feature: str, package: str, extra: str, alternative: str | None) -> None:
+        way_on = shlex.join(["pip", "install", f"{__distribution__}[{extra}]"])
+        if alternative is not None:
+            way_on += f", or {alternative}"
+        super().__init__(f"{feature} needs {package}, which is not installed; {way_on}")
 
 
 class PluginError(UsageError):

@@ -14,11 +14,11 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from multiprocessing.util import Finalize
 from typing import Any, Final
 
 from esper.leyline.errors import ConfigError
+from esper.leyline.extras import require_packages
 
 __all__ = ["RayCluster", "one_line"]
 
@@ -55,11 +55,7 @@ class RayCluster:
 
         Uses a connection that exists already, and leaves that one open at the end.
         """
-        if find_spec("ray") is None:
-            raise ConfigError(
-                "run.engine = 'ray': Ray is not installed; pip install 'esper-grow[ray]', or use "
-                "--engine processes"
-            )
+        require_packages("run.engine = 'ray'", "ray", alternative="use --engine processes")
         address = os.environ.get(ADDRESS_VARIABLE)
         if address is None:
             # Ray would otherwise write a token into the home directory, and report its use.

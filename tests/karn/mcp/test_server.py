@@ -148,6 +148,6 @@ async def test_a_mistake_is_a_sentence_that_helps(runs: Path) -> None:
 def test_a_missing_sdk_is_named_with_the_command_that_installs_it(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("esper.karn.mcp.server.find_spec", {}.get)
+    monkeypatch.setitem(sys.modules, "mcp", None)
     assert main(["mcp", str(runs)]) == 2
     assert "pip install 'esper-grow[mcp]'" in capsys.readouterr().err

@@ -1,12 +1,11 @@
 """SQL sees the run through views, and nothing but the run."""
 
-import builtins
 import gzip
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import pytest
@@ -14,9 +13,9 @@ from backports import zstd
 from tests.nissa.fake_run import FakeRun
 from tests.simic.training.small_runs import LENIENT, small_run
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import MissingExtraError, UsageError
 from esper.leyline.telemetry import EventType
-from esper.nissa.reading.query import query_logs
+from esper.nissa.reading.query import export_views, query_logs
 from esper.nissa.reading.sql_views import VIEWS
 from esper.scripts.telemetry import main
 
@@ -155,15 +154,12 @@ def test_misspelt_name_comes_with_candidates(sql: str, hint: str, log: Path) -> 
         query_logs([log], sql)
 
 
-def test_missing_extra_is_named(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def import_without_duckdb(name: str, *arguments: object) -> ModuleType:
-        if name == "duckdb":
-            raise ImportError(name)
-        return real_import(name, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", import_without_duckdb)
-
-    with pytest.raises(UsageError, match=r"pip install 'esper-grow\[query\]'"):
+def test_missing_extra_is_named_with_what_needs_it(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    hint = r"needs duckdb, which is not installed; pip install 'esper-grow\[query\]'"
+    with pytest.raises(MissingExtraError, match=f"^query {hint}"):
         query_logs([log], "SELECT 1")
+    with pytest.raises(MissingExtraError, match=f"^--to csv {hint}"):
+        export_views([log], tmp_path, "csv")

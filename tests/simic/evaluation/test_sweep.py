@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -185,6 +186,6 @@ def with_return(event: Event, value: float) -> Event:
 def test_a_missing_optuna_is_named_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "find_spec", {}.get)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'esper-grow\[search\]'"):
         run(tmp_path, spec(tmp_path))

@@ -16,13 +16,12 @@ import pytest
 from tests.simic.training.runs import last_checkpoint, operational_events
 from tests.simic.training.worker_runs import digits_job, facts_of, run_facts
 
-from esper.leyline.errors import ConfigError, ExitCode
+from esper.leyline.errors import ConfigError, ExitCode, MissingExtraError
 from esper.leyline.telemetry import EventType
 from esper.leyline.workers import Command, Train, WorkerIdentity
 from esper.simic.training.assembly import engines
 from esper.simic.training.ray_worker import RAY_CLUSTER
 from esper.simic.training.vectorized import run_job
-from esper.tolaria import ray_cluster
 from esper.tolaria.ray_port import RayPort
 
 # Ray leaves sockets and files to the collector, and warns about its own future.
@@ -102,8 +101,8 @@ def test_actors_that_would_compute_other_results_are_refused_with_both_values(
 def test_without_ray_one_sentence_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'esper-grow\[ray\]'"):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"'esper-grow\[ray\]', or use --engine"):
         run_job(digits_job(tmp_path, engine="ray"))
     assert list(tmp_path.iterdir()) == []
 

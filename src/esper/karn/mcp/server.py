@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,7 +9,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from esper import __distribution__
 from esper.karn.mcp.messages import (
     ComparePolicies,
     CountEvents,
@@ -28,7 +26,8 @@ from esper.karn.mcp.messages import (
     RunTable,
 )
 from esper.karn.mcp.tools import RunTools
-from esper.leyline.errors import EsperError, MissingExtraError, UnknownNameError
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.extras import require_packages
 from esper.leyline.untyped_json import decode_json
 from esper.version import __version__
 
@@ -69,8 +68,7 @@ _TOOLS: Final[Mapping[str, _Tool]] = {
 
 def serve_runs(directory: Path) -> None:
     """Serve the runs of a directory until standard input ends."""
-    if find_spec("mcp") is None:
-        raise MissingExtraError("mcp", "the package mcp", f"{__distribution__}[mcp]")
+    require_packages("the command mcp", "mcp")
     anyio.run(_serve, RunTools(directory))
 
 

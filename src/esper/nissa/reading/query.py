@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from esper import __distribution__
-from esper.leyline.errors import MissingExtraError, UsageError
+from esper.leyline.errors import UsageError
+from esper.leyline.extras import require_packages
 from esper.nissa.reading.lines import is_compressed
 from esper.nissa.reading.run_columns import read_run_configs
 from esper.nissa.reading.sql_views import VIEWS, view_sql
@@ -63,7 +63,7 @@ def query_logs(logs: Sequence[Path], sql: str, page: Page | None = None) -> Quer
         sql: the statement.
         page: returns one row more than its limit if there are more; None returns all rows.
     """
-    with _loaded(logs) as connection:
+    with _loaded(logs, "query") as connection:
         # The statement may read the loaded data only: no files, no network, no extensions.
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
@@ -98,20 +98,19 @@ def _executed(connection: "duckdb.DuckDBPyConnection", sql: str, page: Page | No
 
 def export_views(logs: Sequence[Path], directory: Path, form: str) -> None:
     """Write each view of these logs to `NAME.form` in a directory; `form` is parquet or csv."""
-    with _loaded(logs) as connection:
+    with _loaded(logs, f"--to {form}") as connection:
         for name in VIEWS:
             path = str(directory / f"{name}.{form}").replace("'", "''")
             connection.execute(f"COPY (SELECT * FROM \"{name}\") TO '{path}' (FORMAT {form})")
 
 
 @contextmanager
-def _loaded(logs: Sequence[Path]) -> "Iterator[duckdb.DuckDBPyConnection]":
+def _loaded(logs: Sequence[Path], feature: str) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Yield a database that has the events and the views; its errors become one sentence."""
-    try:
-        # Imported here because DuckDB is an optional dependency.
-        import duckdb
-    except ImportError:
-        raise MissingExtraError("query", "duckdb", f"{__distribution__}[query]") from None
+    require_packages(feature, "duckdb")
+    # Imported here because DuckDB is an optional dependency.
+    import duckdb
+
     with duckdb.connect(":memory:") as connection:
         try:
             _load(connection, logs)

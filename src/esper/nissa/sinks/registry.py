@@ -4,11 +4,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from typing import Final, NamedTuple, cast
 
-from esper import __distribution__
-from esper.leyline.errors import ConfigError, MissingExtraError, UnknownNameError
+from esper.leyline.errors import ConfigError, UnknownNameError
+from esper.leyline.extras import require_packages
 from esper.nissa.sinks.contract import SinkOpener
 
 __all__ = ["ENTRY_POINT_GROUP", "SinkSpec", "check_sink", "opener_of", "parse_sink"]
@@ -20,18 +19,15 @@ ENTRY_POINT_GROUP: Final = "esper.sinks"
 class _Builtin(NamedTuple):
     module: str
     """Has a function `open_sink`."""
-    package: str | None = None
-    """What it needs, and the extra that installs it."""
-    extra: str = ""
+    packages: tuple[str, ...] = ()
+    """What it needs, of an extra."""
     needs_target: bool = False
 
 
 _BUILTINS: Final[Mapping[str, _Builtin]] = {
     "jsonl": _Builtin("esper.nissa.sinks.jsonl_sink", needs_target=True),
-    "tensorboard": _Builtin(
-        "esper.nissa.sinks.tensorboard_sink", "tensorboard", f"{__distribution__}[tensorboard]"
-    ),
-    "wandb": _Builtin("esper.nissa.sinks.wandb_sink", "wandb", f"{__distribution__}[wandb]"),
+    "tensorboard": _Builtin("esper.nissa.sinks.tensorboard_sink", ("tensorboard",)),
+    "wandb": _Builtin("esper.nissa.sinks.wandb_sink", ("wandb",)),
 }
 
 
@@ -65,8 +61,7 @@ def check_sink(text: str, source: str) -> SinkSpec:
     if builtin is None:
         _plugin(spec.name)
         return spec
-    if builtin.package is not None and find_spec(builtin.package) is None:
-        raise MissingExtraError(f"{source} {spec.name}", builtin.package, builtin.extra)
+    require_packages(f"{source} {spec.name}", *builtin.packages)
     if builtin.needs_target and spec.target is None:
         raise ConfigError(f"{source} {text}: expected a path, such as {spec.name}:events.jsonl")
     return spec

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from esper import __distribution__
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Op, Style, Topology
 from esper.leyline.config import Job
-from esper.leyline.errors import MissingExtraError, UnreadableFileError, UsageError
+from esper.leyline.errors import UnreadableFileError, UsageError
+from esper.leyline.extras import require_packages
 from esper.leyline.schedules import Schedule, ScheduledAction, ThresholdRule, actions_by_step
 from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
 from esper.runtime.datasets import TensorDataset
@@ -207,11 +207,10 @@ class _History:
 
 def _study(seed: int) -> "Study":
     """Return a seeded search, which asks for the same trials again if it is told the same."""
-    try:
-        # Optional, and slow to import.
-        import optuna
-    except ImportError:
-        raise MissingExtraError("searching", "Optuna", f"{__distribution__}[search]") from None
+    require_packages("searching", "optuna")
+    # Optional, and slow to import.
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=10)
     return optuna.create_study(direction="maximize", sampler=sampler)

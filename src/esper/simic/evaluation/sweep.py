@@ -4,21 +4,19 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from esper import __distribution__
 from esper.leyline.config import Job
 from esper.leyline.errors import (
     ConfigError,
     EsperError,
     ExitCode,
     InterruptedRunError,
-    MissingExtraError,
     UsageError,
 )
+from esper.leyline.extras import require_packages
 from esper.leyline.jobs import Layer, merge_job, nested_layer
 from esper.leyline.payloads import BatchEpochCompleted
 from esper.leyline.platforms import lock_file, share_lock
@@ -49,8 +47,7 @@ def run_sweep(spec: SweepSpec, layers: _Named, note: Callable[[TrialRow], object
         layers: the configuration that the settings of a trial are laid over.
         note: called with each trial when it has ended.
     """
-    if find_spec("optuna") is None:
-        raise MissingExtraError("sweep", "optuna", f"{__distribution__}[search]")
+    require_packages("sweep", "optuna")
     _check_space(spec, layers)
     study = _open_study(spec)
     stop = StopFlag()

@@ -5,16 +5,14 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
 from torch.export import ExportedProgram
 
-from esper import __distribution__
-from esper.leyline.errors import UsageError
 from esper.leyline.exporting import ExportFormat
+from esper.leyline.extras import require_packages
 from esper.simic.exporting.graph import graph_of
 from esper.simic.exporting.program import INPUT, OUTPUT
 
@@ -29,18 +27,13 @@ class Format(NamedTuple):
 
     suffix: str
     needs: tuple[str, ...]
-    """Modules of the extra `export`."""
+    """Packages of the extra `export`."""
     encode: Callable[[ExportedProgram, str], bytes]
     """Maps a program and a description as JSON to the contents of the file."""
 
     def check(self, name: ExportFormat) -> None:
         """Raise if a library that this format needs is not installed."""
-        missing = [module for module in self.needs if find_spec(module) is None]
-        if missing:
-            raise UsageError(
-                f"--to {name} needs {missing[0]}, which is not installed; "
-                f"pip install '{__distribution__}[export]'"
-            )
+        require_packages(f"--to {name}", *self.needs)
 
 
 def _torch_export(program: ExportedProgram, header: str) -> bytes:
