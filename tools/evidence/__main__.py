@@ -49,18 +49,23 @@ class Plan:
 
 
 FULL: Final = Plan(num_policies=3, seeds="1000-1019", folder="evidence")
+LARGE_BATCHES: Final = ("--set", "training.batch_size_per_env=256")
 QUICK: Final = Plan(
     num_policies=1,
     seeds="1000-1001",
     flags=(
-        *("--rounds", "1", "--envs", "2", "--episode-length", "5"),
+        *("--rounds", "1", "--envs", "2", "--episode-length", "5", *LARGE_BATCHES),
         *("--set", "training.lifecycle.min_training_steps=1"),
     ),
     # Its policies have learned nothing: they must not be taken for the others.
     folder="evidence/quick",
     num_closed_loop=1,
     closed_loop_seeds="1000-1001",
-    closed_loop_flags=("--envs", "2", "--episode-length", "5", "--search-episodes", "16"),
+    closed_loop_flags=(
+        *("--envs", "2", "--episode-length", "3", *LARGE_BATCHES, "--search-episodes", "16"),
+        # An oracle searches in each context.
+        *("--set", "training.contexts.pointwise=1", "--set", "training.contexts.noisy=1"),
+    ),
 )
 FLAGS: Final = ("--envs", "1")
 """Of comparing: seeds are independent, envs of one seed are not, so more seeds count for more."""
