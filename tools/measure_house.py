@@ -110,7 +110,6 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "runtime/sources.py": "tests/runtime/test_loaders.py",
     "scripts/commands.py": "tests/reliability/test_startup.py",
     "scripts/startup.py": "tests/reliability/test_startup.py",
-    "scripts/telemetry_export.py": "tests/integration/test_sinks.py",
     "scripts/telemetry_mcp.py": "tests/karn/mcp/test_server.py",
     "scripts/telemetry_query.py": "tests/scripts/test_telemetry_tail.py",
     "scripts/train_eval.py": "tests/scripts/test_train_runs.py",

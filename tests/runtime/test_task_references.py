@@ -113,5 +113,7 @@ def test_file_called_like_another_module_is_refused(registry: TaskRegistry, tmp_
 def test_missing_file_or_module_is_a_sentence(registry: TaskRegistry, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no file"):
         object_at(f"{tmp_path}/nothing.py:T")
-    with pytest.raises(UsageError, match="importing it failed"):
+    with pytest.raises(UsageError, match="there is no module README; a file is named as"):
+        object_at("README.md:TASK")
+    with pytest.raises(UsageError, match="there is no module"):
         object_at("no_such_package.module:T")

@@ -90,7 +90,7 @@ def test_table_fits_the_terminal(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere"], "nowhere: no such directory; runs are stored here"),
+        (["nowhere"], "nowhere: no such directory; name the one that holds runs"),
         ([".", "--sort", "rouns"], "unknown column 'rouns'; did you mean 'rounds'?"),
         ([".", "--filter", "x"], "--filter x: expected KEY=VALUE"),
     ],

@@ -1,6 +1,7 @@
 """`esper-train export` as its user runs it."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -74,6 +75,21 @@ def test_network_itself_is_never_replaced(
 
     assert "would replace the network" in capsys.readouterr().err
     assert path.read_bytes() == before
+
+
+def test_run_without_a_network_is_named_with_the_way_on(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = Path(shutil.copytree(run_dir, tmp_path / "unfinished"))
+    (unfinished / "grown.pt").unlink()
+
+    assert main(["export", str(unfinished), "--to", "torch-export"]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"esper-train: {unfinished}: the run has no grown network; it is written when a round has "
+        "finished"
+    )
 
 
 def test_other_file_and_unwritable_place_are_refused_in_one_line(

@@ -57,6 +57,7 @@ __all__ = [
     "UsageError",
     "WorkerLostError",
     "nearest_name",
+    "reason_of",
 ]
 
 MAX_SHOWN_CHARS = 80
@@ -273,3 +274,10 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that `name` most likely stands for."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return matches[0] if matches else None
+
+
+def reason_of(error: Exception) -> str:
+    """Return what went wrong in code that may raise anything, for the end of a sentence."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"

@@ -39,7 +39,15 @@ def object_at(reference: str) -> object:
 
 def _module(name: str) -> ModuleType:
     _find_beside(Path.cwd())
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{name}.".startswith(f"{missing}."):  # one that its code imports
+            raise
+        raise UsageError(
+            f"task {name}: there is no module {missing}; a file is named as path/to/file.py:NAME"
+        ) from None
 
 
 def _file_module(path: Path) -> ModuleType:

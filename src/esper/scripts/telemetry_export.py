@@ -5,12 +5,19 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
-from esper.leyline.errors import EsperError, ExitCode, UnreadableFileError, UsageError
+from esper.leyline.errors import (
+    EsperError,
+    ExitCode,
+    UnknownNameError,
+    UnreadableFileError,
+    UsageError,
+    reason_of,
+)
 from esper.leyline.printable import printable
 from esper.nissa.reading.query import export_views
 from esper.nissa.reading.run_lookup import find_log, find_run
 from esper.nissa.sinks.delivery import open_delivery
-from esper.nissa.sinks.registry import check_sink
+from esper.nissa.sinks.registry import check_sink, sink_names
 from esper.nissa.storage.log_locks import is_locked, locked_files
 
 __all__ = ["run_export"]
@@ -28,6 +35,8 @@ def run_export(arguments: Namespace) -> int:
         if arguments.is_continued:
             raise UsageError(f"--continue: {name} files are written as a whole; omit it")
         _export_files(find_log(arguments.run), target, name)
+    elif name not in (known := sink_names()):
+        raise UnknownNameError("format", name, {*FILE_FORMATS, *known})
     else:
         sink = name if target is None else f"{name}:{target}"
         _export_to_sink(find_run(arguments.run), sink, is_continued=arguments.is_continued)
@@ -59,6 +68,6 @@ def _export_to_sink(run_dir: Path, text: str, *, is_continued: bool) -> None:
     except (EsperError, KeyboardInterrupt):
         raise
     except Exception as error:  # a sink may raise anything
-        raise UsageError(f"--to {text}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"--to {text}: {reason_of(error)}") from error
     since = f", from event {first_seq} on" if first_seq else ""
     print(printable(f"delivered {delivery.num_delivered} events to {text}{since}"))

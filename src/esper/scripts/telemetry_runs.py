@@ -106,7 +106,7 @@ def run_runs(arguments: Namespace) -> int:
     if arguments.sort not in COLUMNS:
         raise UnknownNameError("column", arguments.sort, COLUMNS)
     if not directory.is_dir():
-        raise UnreadableFileError(directory, "no such directory; runs are stored here")
+        raise UnreadableFileError(directory, "no such directory; name the one that holds runs")
     wanted = [_parsed(text) for text in arguments.filter]
     rows = [
         row

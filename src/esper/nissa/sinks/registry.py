@@ -1,7 +1,7 @@
 """The known sinks: those of Esper and those of installed packages."""
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final, NamedTuple, cast
@@ -10,7 +10,7 @@ from esper.leyline.errors import ConfigError, UnknownNameError
 from esper.leyline.extras import require_packages
 from esper.nissa.sinks.contract import SinkOpener
 
-__all__ = ["ENTRY_POINT_GROUP", "SinkSpec", "check_sink", "opener_of", "parse_sink"]
+__all__ = ["ENTRY_POINT_GROUP", "SinkSpec", "check_sink", "opener_of", "parse_sink", "sink_names"]
 
 ENTRY_POINT_GROUP: Final = "esper.sinks"
 """Each entry point names a function that takes a `SinkRequest` and returns a `Sink`."""
@@ -75,12 +75,17 @@ def opener_of(spec: SinkSpec) -> SinkOpener:
     return cast(SinkOpener, import_module(builtin.module).open_sink)
 
 
+def sink_names() -> set[str]:
+    """Return the names of all sinks, those of installed packages included."""
+    return {*_BUILTINS, *_installed_plugins()}
+
+
 def _plugin(name: str) -> EntryPoint:
-    plugins = {plugin.name: plugin for plugin in _installed_plugins()}
+    plugins = _installed_plugins()
     if name not in plugins:
-        raise UnknownNameError("sink", name, {*_BUILTINS, *plugins})
+        raise UnknownNameError("sink", name, sink_names())
     return plugins[name]
 
 
-def _installed_plugins() -> Iterable[EntryPoint]:
-    return entry_points(group=ENTRY_POINT_GROUP)
+def _installed_plugins() -> Mapping[str, EntryPoint]:
+    return {plugin.name: plugin for plugin in entry_points(group=ENTRY_POINT_GROUP)}

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from esper.leyline.errors import reason_of
 from esper.leyline.helper_processes import yield_to_run
 from esper.leyline.sink_reports import SinkDone, SinkFailure, SinkPosition, SinkReport
 from esper.nissa.reading.lines import LOG_NAME
@@ -72,8 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         delivery.run()
         link.report(SinkDone())
     except Exception as error:  # a sink may raise anything; the run reports it
-        text = f"{type(error).__name__}: {error}"
-        link.report(SinkFailure(reason=text[:MAX_REASON_CHARS]))
+        link.report(SinkFailure(reason=reason_of(error)[:MAX_REASON_CHARS]))
         return 1
     return 0
 

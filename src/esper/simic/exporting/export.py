@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from esper.leyline.errors import RunFailedError, UsageError
+from esper.leyline.errors import RunFailedError, UnreadableFileError, UsageError
 from esper.leyline.exporting import ExportFormat, ExportReport
 from esper.nissa.reading.run_lookup import find_run
 from esper.nissa.storage.files import FileSystem, write_atomically
@@ -25,7 +25,7 @@ def export_grown(source: Path, to: ExportFormat, output: Path | None = None) -> 
     """
     form = FORMATS[to]
     form.check(to)
-    path = source if source.is_file() else find_run(source) / GROWN_FILE
+    path = source if source.is_file() else _network_of(find_run(source))
     output = path.with_suffix(form.suffix) if output is None else output
     if output.resolve() == path.resolve():
         raise UsageError(f"{output}: the export would replace the network; name another file")
@@ -48,3 +48,12 @@ def export_grown(source: Path, to: ExportFormat, output: Path | None = None) -> 
         pixel_mean=header.pixel_mean,
         pixel_std=header.pixel_std,
     )
+
+
+def _network_of(run_dir: Path) -> Path:
+    path = run_dir / GROWN_FILE
+    if not path.exists():
+        raise UnreadableFileError(
+            run_dir, "the run has no grown network; it is written when a round has finished"
+        )
+    return path
