@@ -10,6 +10,7 @@ from tools.soak.frames import Opcode, RawClient, frame_bytes
 from tools.soak.serving import Served, served_hub
 from tools.soak.siege import (
     PATHS,
+    PRIVATE,
     TOKEN,
     connected,
     header_flood,
@@ -58,7 +59,7 @@ def test_no_path_leads_out(path: str, served: Served) -> None:
 @pytest.mark.parametrize("header", ["", "Authorization: Bearer wrong", "Authorization: Basic x"])
 def test_wrong_token_opens_nothing(header: str, served: Served) -> None:
     headers = [header] if header else []
-    assert status(request(served.port, "/api/run", *headers)) == 401
+    assert {status(request(served.port, path, *headers)) for path in PRIVATE} == {401}
     with RawClient(served.port) as client:
         assert client.request(*headers) == 401
 

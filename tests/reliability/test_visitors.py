@@ -200,13 +200,22 @@ def test_slow_pings_and_selections_are_answered(server: ServedRun) -> None:
             assert pong.payload == bytes([number])
 
 
-@pytest.mark.parametrize("what", ["pongs", "pipelined requests", "downloads", "views"])
+ASKED = {
+    "lists": "/api/runs",
+    "curves": "/api/runs/overlay?run={run}",
+    "searches": "/api/events?text=e&before=999999999&limit=10000",
+    "opened runs": "/run/{run}/",
+}
+"""What a visitor of the list asks for; `{run}` is the run's own directory."""
+
+
+@pytest.mark.parametrize("what", ["pongs", "pipelined requests", "downloads", "views", *ASKED])
 def test_what_visitors_do_not_read_takes_bounded_memory(what: str, run: ServedRun) -> None:
     before = peak = tree_bytes(run.process.pid)
     clients = [RawClient(run.port) for _ in range(60)]
     for client in clients:
         with suppress(OSError, EOFError):
-            fill(client, what)
+            fill(client, what, run.run_dir.name)
         peak = max(peak, tree_bytes(run.process.pid))
     assert peak - before < MAX_GROWTH_BYTES
     for client in clients:
@@ -214,7 +223,7 @@ def test_what_visitors_do_not_read_takes_bounded_memory(what: str, run: ServedRu
     wait_for_progress(run)
 
 
-def fill(client: RawClient, what: str) -> None:
+def fill(client: RawClient, what: str, name: str) -> None:
     """Ask for as much as the server takes, and read none of it."""
     if what == "pongs":
         client.request()
@@ -225,7 +234,8 @@ def fill(client: RawClient, what: str) -> None:
     elif what == "downloads":
         data = get(client.port, LARGE_FILE)
     else:
-        data = get(client.port, LARGE_FILE) * 20_000
+        path = ASKED[what].format(run=name) if what in ASKED else LARGE_FILE
+        data = get(client.port, path) * 20_000
     client.socket.setblocking(False)
     with suppress(BlockingIOError):
         while data:
@@ -287,8 +297,14 @@ def first_code(port: int) -> int | None:
 # --- Other sites ---------------------------------------------------------------------------------
 
 
+OWN_PATHS = (
+    *("/api/events", "/api/run", "/healthz", "/", "/runs", "/api/runs", "/api/runs/overlay"),
+    "/api/events?text=e&before=9",
+)
+
+
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site"])
-@pytest.mark.parametrize("path", ["/api/events", "/api/run", "/healthz", "/", LARGE_FILE, "/ws"])
+@pytest.mark.parametrize("path", [*OWN_PATHS, LARGE_FILE, "/ws"])
 def test_request_that_a_browser_marks_cross_site_is_refused(
     path: str, site: str, server: ServedRun
 ) -> None:
@@ -308,7 +324,7 @@ def test_own_page_and_a_link_to_it_are_not_refused(server: ServedRun) -> None:
     assert status_of(server.port, "/api/run", *link) == 403
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/api/run", "/api/events", "/", "/none", LARGE_FILE])
+@pytest.mark.parametrize("path", [*OWN_PATHS, "/none", LARGE_FILE])
 def test_every_response_forbids_sniffing_and_foreign_use(path: str, server: ServedRun) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
     connection.request("GET", path)
@@ -397,6 +413,13 @@ HEADERS = (
 )
 
 
+NONSENSE_PATHS = (
+    *("/api/events", "/ws", "/%ff%00", "/api/events?types=%ff&since=%00", "/runs?run=%ff"),
+    *("/api/runs?%00", "/api/runs/overlay?run=%ff%00&run=..%2f", "/run/%00/", "/run/%ff/ws/view"),
+    "/api/events?text=%ff%00&before=%ff",
+)
+
+
 def test_nothing_that_a_client_sends_prints_anything(shown: Shown) -> None:
     for path in ("/ws", "/ws/view"):
         for data in NONSENSE:
@@ -406,7 +429,7 @@ def test_nothing_that_a_client_sends_prints_anything(shown: Shown) -> None:
                 client.send(frame_bytes(Opcode.CLOSE, b"\x03\xe8"))
                 client.close_code()
     for header in HEADERS:
-        for path in ("/api/events", "/ws", "/%ff%00", "/api/events?types=%ff&since=%00"):
+        for path in NONSENSE_PATHS:
             lines = [f"GET {path} HTTP/1.1", f"Host: {shown.netloc}", "Upgrade: websocket"]
             lines += ["Connection: Upgrade", header]
             with socket.create_connection(("127.0.0.1", shown.port), timeout=WAIT_S) as client:

@@ -29,6 +29,14 @@ PAUSE_S = 0.005
 FLOOD = "".join(f"X-{index}: {'y' * 100}\r\n" for index in range(10_000)).encode()
 LONG_LINE = b"GET /" + b"x" * 1_000_000 + b" HTTP/1.1\r\n\r\n"
 PATHS = ("/../run.json", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/ws/../events.jsonl", "/..")
+PRIVATE = (
+    "/api/run",
+    "/api/runs",
+    "/api/runs/overlay?run=..",
+    "/api/events?text=a&before=9",
+    "/runs",
+)
+COSTLY = ("/api/runs", "/api/runs/overlay?run=..", "/run/../", "/api/events?text=none&before=99999")
 
 
 def connected(port: int) -> socket.socket:
@@ -86,7 +94,8 @@ def attack(port: int, until: Callable[[], bool], rng: random.Random) -> None:
         lambda: long_line(port),
         lambda: nonsense(port, rng),
         lambda: request(port, rng.choice(PATHS)),
-        lambda: request(port, "/api/run", "Authorization: Bearer wrong"),
+        lambda: request(port, rng.choice(PRIVATE), "Authorization: Bearer wrong"),
+        lambda: request(port, rng.choice(COSTLY), f"Authorization: Bearer {TOKEN}"),
         lambda: request(port, "/healthz", "Origin: http://evil.example"),
         lambda: reconnect(port, 10),
     )

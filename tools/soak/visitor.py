@@ -5,20 +5,26 @@ It imports nothing of Esper, so that a visitor starts fast and is a client that 
 """
 
 import base64
+import json
 import os
 import select
 import socket
 import sys
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 NUM_THREADS = 4
 RETRY_S = 0.05
 NUM_HELD = 300
 PLOTLY = "/assets/plotly.js"
 SCAN = "/api/events?types=RUN_FINISHED&limit=10000"
+SEARCH = "/api/events?text=no%20event%20has%20this&before=999999999&limit=10000"
+LIST = "/api/runs"
 _MASK = bytes(4)
 """A mask of zeros is a valid mask, and leaves the payload as it is."""
 
@@ -76,15 +82,35 @@ def _send_and_drain(client: socket.socket, data: bytes) -> None:
             left = left[client.send(left) :]
 
 
-def scan(port: int) -> None:
-    """Ask for events that are not there, one request after the other."""
-    request = get(port, SCAN)
+def ask(path: str, port: int) -> None:
+    """Ask for the same thing over and over: the next time when an answer has begun to come."""
+    request = get(port, path)
     with connect(port) as client:
         while True:
             client.sendall(request)
             received = _some(client)
             while b"\r\n\r\n" not in received:
                 received += _some(client)
+
+
+def overlay(port: int) -> None:
+    """Ask for the curves of the newest runs, as many as can be overlaid."""
+    ask(overlay_path(port), port)
+
+
+def unread_overlays(port: int) -> None:
+    """Send requests for curves and read nothing."""
+    flood = get(port, overlay_path(port)) * 100
+    with connect(port) as client:
+        while True:
+            client.sendall(flood)
+
+
+def overlay_path(port: int) -> str:
+    """Return the address of an overlay of the runs that are listed."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{LIST}", timeout=60.0) as answer:
+        names = [row["directory"] for row in json.load(answer)["rows"]]
+    return f"{LIST}/overlay?" + urllib.parse.urlencode({"run": names[:12]}, doseq=True)
 
 
 def choose(port: int) -> None:
@@ -153,7 +179,11 @@ def busy(_: int) -> None:
 
 
 KINDS: dict[str, Callable[[int], None]] = {
-    "scan": scan,
+    "scan": partial(ask, SCAN),
+    "search": partial(ask, SEARCH),
+    "list": partial(ask, LIST),
+    "overlay": overlay,
+    "unread-overlays": unread_overlays,
     "select": choose,
     "ping": ping,
     "unread-pongs": unread_pongs,

@@ -1,5 +1,6 @@
 """Agents ask about runs with the SDK's own client, which has the server as a real subprocess."""
 
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import jsonschema
 import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from tests.builders.process_tree import process_tree
 from tests.nissa.fake_run import FakeRun
 
 from esper.scripts.telemetry import main
@@ -143,6 +145,31 @@ async def test_a_mistake_is_a_sentence_that_helps(runs: Path) -> None:
             result = await client.call_tool(tool, arguments)
             assert result.is_error, tool
             assert message in str(result.content)
+
+
+async def test_server_has_no_address_that_others_could_reach(runs: Path) -> None:
+    async with session(runs) as client:
+        for name, question in QUESTIONS.items():
+            await ask(client, name, **question)
+        servers = [pid for pid in process_tree(os.getpid()) if b"\0mcp\0" in command_line(pid)]
+        assert len(servers) == 1
+        assert inodes_of_sockets(servers[0]).isdisjoint(inodes_of_the_internet())
+
+
+def command_line(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def inodes_of_sockets(process: int) -> set[str]:
+    links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+    return {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+
+
+def inodes_of_the_internet() -> set[str]:
+    """Return the inodes of all sockets that have an address, listening or connected."""
+    tables = [Path("/proc/net") / name for name in ("tcp", "tcp6", "udp", "udp6")]
+    lines = [line for table in tables if table.exists() for line in table.read_text().splitlines()]
+    return {line.split()[9] for line in lines}
 
 
 def test_a_missing_sdk_is_named_with_the_command_that_installs_it(

@@ -2,11 +2,13 @@
 
 import contextlib
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import httpx
 import pytest
@@ -15,11 +17,13 @@ from tests.karn.story import Story
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from esper.karn.view.overlay import ChosenRuns
 from esper.karn.web import runs_routes
 from esper.karn.web.list_server import ListServer
 from esper.karn.web.open_runs import MAX_OPEN
 from esper.leyline.live import CloseCode
 from esper.nissa.live.address import ServerAddress, listen
+from esper.nissa.live.budget import ConnectionBudget
 from esper.nissa.live.security import Security
 
 pytestmark = pytest.mark.anyio
@@ -120,6 +124,51 @@ async def test_one_request_reads_a_bounded_part_of_the_logs(
     assert [run["is_read"] for run in last["runs"]] == [True, True]
     assert last["runs"][0]["counts"] == last["runs"][1]["counts"]
     assert sum(last["runs"][0]["counts"].values()) == len(LINES)
+
+
+async def test_visitor_who_has_used_up_the_budget_keeps_nobody_else_waiting(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.live.budget.UNITS_BURST", 4.0)
+    monkeypatch.setattr("esper.nissa.live.budget.UNITS_PER_S", 1e-9)
+    monkeypatch.setattr("esper.nissa.live.budget.MAX_DEBT_S", 1e12)
+    read_more, has_read = ChosenRuns.read_more, anyio.Event()
+
+    def noted(chosen: ChosenRuns, names: Sequence[str]) -> bool:
+        anyio.from_thread.run_sync(has_read.set)
+        return read_more(chosen, names)
+
+    monkeypatch.setattr(ChosenRuns, "read_more", noted)
+    async with served(parent) as http, httpx.AsyncClient(base_url=http.base_url) as other:
+        for _ in range(2):
+            await http.get("/healthz", timeout=None)
+        async with anyio.create_task_group() as tasks:
+            # One unit is left for the parts of two logs.
+            tasks.start_soon(partial(http.get, "/api/runs/overlay?run=one&run=two", timeout=None))
+            await has_read.wait()
+            assert [run["is_read"] for run in (await overlay_of(other, "one"))["runs"]] == [True]
+            tasks.cancel_scope.cancel()
+
+
+async def test_looking_at_more_runs_costs_more(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spend, units = ConnectionBudget.spend, [0.0]
+
+    async def noted(budget: ConnectionBudget, num_units: float = 1.0) -> None:
+        units[-1] += num_units
+        await spend(budget, num_units)
+
+    monkeypatch.setattr(ConnectionBudget, "spend", noted)
+    async with served(parent) as http:
+        for num_more in (0, 20):
+            for number in range(num_more):
+                shutil.copytree(parent / "one", parent / f"more{number}")
+            await http.get("/api/runs")
+            units.append(0.0)
+            assert (await http.get("/api/runs")).json()["num_unread"] == 0
+            units.append(0.0)
+    assert units[3] > units[1]
 
 
 @pytest.mark.parametrize("name", ["nothing", "..", "../runs/one", "", "/etc", "one/.."])

@@ -29,8 +29,11 @@ MAX_READ_ROWS: Final = 32
 """Rows that one request reads; the page asks again until all are current."""
 ROW_UNITS: Final = 4.0
 """Cost of reading a row, in units of the connection's budget."""
-MAX_READ_PARTS: Final = 64
+MAX_READ_PARTS: Final = 32
 """Parts of logs, of 256 KiB each, that one request for curves reads."""
+PART_UNITS: Final = 4.0
+LOOK_UNITS: Final = 0.1
+"""Cost of looking whether a run has changed."""
 CHUNK_BYTES: Final = 32 * 1024
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -93,7 +96,6 @@ class _RunsService:
                 stale = await anyio.to_thread.run_sync(self.table.changed)
                 for run in stale[:MAX_READ_ROWS]:
                     await anyio.to_thread.run_sync(self.table.read, run, time.time())
-                    await budget.spend(ROW_UNITS)
             except (EsperError, OSError):
                 return PlainTextResponse("the directory cannot be read\n", status_code=503)
             answer = RunList(
@@ -103,6 +105,10 @@ class _RunsService:
                 num_unread=max(len(stale) - MAX_READ_ROWS, 0),
                 rows=self.table.rows(),
             )
+        # Not inside: who has to wait because of the budget keeps nobody else waiting.
+        await budget.spend(
+            LOOK_UNITS * answer.num_runs + ROW_UNITS * min(len(stale), MAX_READ_ROWS)
+        )
         return _json(answer, budget)
 
     async def overlay(self, request: Request) -> Response:
@@ -112,17 +118,19 @@ class _RunsService:
         try:
             async with self._reading:
                 await anyio.to_thread.run_sync(self.chosen.choose, names)
-                await self._read_parts(names, budget)
+                num_parts = await self._read_parts(names)
                 answer = await anyio.to_thread.run_sync(self.chosen.overlay, names)
         except UsageError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
+        await budget.spend(PART_UNITS * num_parts)  # see above
         return _json(answer, budget)
 
-    async def _read_parts(self, names: Sequence[str], budget: ConnectionBudget) -> None:
-        for _ in range(MAX_READ_PARTS):
+    async def _read_parts(self, names: Sequence[str]) -> int:
+        """Read the next parts of these runs' logs, and return how many those were."""
+        for number in range(MAX_READ_PARTS):
             if not await anyio.to_thread.run_sync(self.chosen.read_more, names):
-                return
-            await budget.spend()
+                return number
+        return MAX_READ_PARTS
 
 
 def _json(answer: RunList | Overlay, budget: ConnectionBudget) -> Response:
