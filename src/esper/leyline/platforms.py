@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from esper.leyline.errors import UsageError
 
-__all__ = ["check_platform", "copy_above", "lock_file", "optional_module", "share_lock"]
+__all__ = ["check_platform", "copy_above", "lock_file", "optional_module", "wait_for_lock"]
 
 _NEEDED: Final = ("pread", "O_NONBLOCK", "setsid")
 """What reading a log that another process writes, and worker processes, cannot do without."""
@@ -43,10 +43,10 @@ def lock_file(descriptor: int) -> None:
     _fcntl.flock(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
 
 
-def share_lock(descriptor: int) -> None:
-    """Wait for a lock on a file that several processes may hold."""
+def wait_for_lock(descriptor: int) -> None:
+    """Wait for an exclusive lock on a file."""
     check_platform()
-    _fcntl.flock(descriptor, _fcntl.LOCK_SH)
+    _fcntl.flock(descriptor, _fcntl.LOCK_EX)
 
 
 def copy_above(descriptor: int, lowest: int) -> int:

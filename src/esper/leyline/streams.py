@@ -29,6 +29,8 @@ class StreamPurpose(StrEnum):
     """Which seeds of an episode are sterile."""
     SWAP = "swap"
     """Whose observation a blind policy is shown."""
+    TRIAL = "trial"
+    """Settings of a trial of a sweep."""
     SYNTHETIC = "synthetic"
     """Synthetic data where there are no real data."""
 

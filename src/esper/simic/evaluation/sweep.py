@@ -1,12 +1,11 @@
 """Sweeps: searches configurations with Optuna; a trial is a run for each of some seeds."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from esper.leyline.config import Job
 from esper.leyline.errors import (
@@ -19,10 +18,17 @@ from esper.leyline.errors import (
 from esper.leyline.extras import require_packages
 from esper.leyline.jobs import Layer, merge_job, nested_layer
 from esper.leyline.payloads import BatchEpochCompleted
-from esper.leyline.platforms import lock_file, share_lock
 from esper.leyline.sweeps import Dimension, Setting, SweepReport, SweepSpec, TrialRow
 from esper.leyline.telemetry import Event
 from esper.runtime.tasks import tasks_for
+from esper.simic.evaluation.trial_queue import (
+    REASON,
+    RUNS,
+    TrialQueue,
+    open_queue,
+    row_of,
+    state_of,
+)
 from esper.simic.training.vectorized import run_job
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals
@@ -32,9 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run_sweep"]
 
-_RUNS: Final = "runs"
-_REASON: Final = "reason"
-_STATES: Final = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 _Named = Sequence[tuple[str, Layer]]
 
@@ -49,15 +52,29 @@ def run_sweep(spec: SweepSpec, layers: _Named, note: Callable[[TrialRow], object
     """
     require_packages("sweep", "optuna")
     _check_space(spec, layers)
-    study = _open_study(spec)
     stop = StopFlag()
     # Each run handles signals itself; those that arrive between two runs are handled here.
-    with _share(spec, study), stop_signals(stop):
-        while _num_finished(study) < spec.trials:
-            trial = study.ask()
-            _run_trial(study, trial, spec, layers, stop)
-            note(_row(study.trials[trial.number]))
-    return SweepReport(name=spec.name, storage=spec.location, trials=_ranking(study))
+    with open_queue(spec) as queue, stop_signals(stop):
+        try:
+            _run_trials(queue, layers, stop, note)
+        except InterruptedRunError:
+            raise InterruptedRunError(
+                f"sweep {spec.name}: {queue.num_finished} of {spec.trials} trials are finished; "
+                "the same command continues"
+            ) from None
+        return SweepReport(name=spec.name, storage=spec.location, trials=_ranking(queue.study))
+
+
+def _run_trials(
+    queue: TrialQueue, layers: _Named, stop: StopFlag, note: Callable[[TrialRow], object]
+) -> None:
+    study = queue.study
+    while True:
+        trial = queue.next_trial(stop, note)
+        if trial is None:
+            return
+        _run_trial(study, trial, queue.spec, layers, stop)
+        note(row_of(study.trials[trial.number]))
 
 
 def _check_space(spec: SweepSpec, layers: _Named) -> None:
@@ -77,65 +94,6 @@ def _error_of(layers: _Named, key: str, value: Setting) -> ConfigError | None:
     return None
 
 
-def _open_study(spec: SweepSpec) -> "optuna.Study":
-    # Imported here because Optuna is an optional dependency.
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-    if spec.is_pruned:
-        pruner = optuna.pruners.MedianPruner(spec.startup_trials, spec.warmup_rounds)
-    study = optuna.create_study(
-        study_name=spec.name,
-        storage=_storage(spec.location),
-        direction="maximize",
-        pruner=pruner,
-        load_if_exists=True,
-    )
-    # Else a sweep that is continued would draw the same settings again.
-    seed = spec.sampler_seed + len(study.trials)
-    study.sampler = optuna.samplers.TPESampler(seed=seed)
-    return study
-
-
-def _storage(location: str) -> "optuna.storages.BaseStorage | str":
-    from optuna.storages import JournalStorage  # see above
-    from optuna.storages.journal import JournalFileBackend  # see above
-
-    return location if "://" in location else JournalStorage(JournalFileBackend(location))
-
-
-@contextlib.contextmanager
-def _share(spec: SweepSpec, study: "optuna.Study") -> Iterator[None]:
-    """Mark the study as being searched; trials of a command that was killed are tried again."""
-    # Optuna has a lock of its own beside a journal, whose name ends in `.lock`.
-    path = Path(f"{spec.name if '://' in spec.location else spec.location}.in-use")
-    with path.open("wb") as file:
-        with contextlib.suppress(BlockingIOError):  # others search it as well
-            lock_file(file.fileno())
-            for trial in study.trials:
-                if trial.state.name == "RUNNING":
-                    study.tell(trial.number, state=_state("FAIL"))
-                    study.enqueue_trial(trial.params)
-        share_lock(file.fileno())
-        yield
-    # Left in place: another command may be about to lock it.
-
-
-def _state(name: str) -> "optuna.trial.TrialState":
-    from optuna.trial import TrialState  # see above
-
-    return TrialState[name]
-
-
-def _num_finished(study: "optuna.Study") -> int:
-    """Count trials with a result, and those that failed for a reason of their own."""
-    return sum(
-        trial.state.name in ("COMPLETE", "PRUNED") or _REASON in trial.user_attrs
-        for trial in study.trials
-    )
-
-
 def _run_trial(
     study: "optuna.Study", trial: "optuna.Trial", spec: SweepSpec, layers: _Named, stop: StopFlag
 ) -> None:
@@ -152,19 +110,14 @@ def _run_trial(
                 stop.set("a stop was requested at the end of a run")
     except InterruptedRunError:
         if watch.stop.is_set():
-            study.tell(trial, state=_state("PRUNED"))
+            study.tell(trial, state=state_of("PRUNED"))
             return
-        study.tell(trial, state=_state("FAIL"))
-        study.enqueue_trial(trial.params)
-        raise InterruptedRunError(
-            f"sweep {spec.name}: {_num_finished(study)} of {spec.trials} trials are finished; the "
-            "same command continues"
-        ) from None
+        raise
     except EsperError as error:
         if error.exit_code not in (ExitCode.FAILED, ExitCode.USAGE):
             raise
-        trial.set_user_attr(_REASON, str(error))
-        study.tell(trial, state=_state("FAIL"))
+        trial.set_user_attr(REASON, str(error))
+        study.tell(trial, state=state_of("FAIL"))
         return
     study.tell(trial, fmean(watch.values))
 
@@ -221,7 +174,7 @@ class _TrialWatch:
         """Note the run, and report the return so far at the end of a round."""
         if event.seq == 0:
             self._run_ids.append(event.run_id)
-            self.trial.set_user_attr(_RUNS, self._run_ids)
+            self.trial.set_user_attr(RUNS, self._run_ids)
         if not isinstance(event.data, BatchEpochCompleted):
             return
         self._returns.append(event.data.mean_task_return or 0.0)
@@ -244,22 +197,6 @@ class _TrialWatch:
 
 
 def _ranking(study: "optuna.Study") -> tuple[TrialRow, ...]:
-    rows = [_row(trial) for trial in study.trials if trial.state.name != "WAITING"]
+    rows = [row_of(trial) for trial in study.trials if trial.state.name != "WAITING"]
     order = {"complete": 0, "pruned": 1}
     return tuple(sorted(rows, key=lambda row: (order.get(row.state, 2), -(row.task_return or 0.0))))
-
-
-def _row(trial: "optuna.trial.FrozenTrial") -> TrialRow:
-    last = (
-        trial.intermediate_values[max(trial.intermediate_values)]
-        if (trial.intermediate_values)
-        else None
-    )
-    return TrialRow(
-        number=trial.number,
-        state=_STATES.get(trial.state.name, "running"),
-        task_return=last if trial.value is None else trial.value,
-        settings=dict(trial.params),
-        runs=tuple(trial.user_attrs.get(_RUNS, ())),
-        reason=trial.user_attrs.get(_REASON),
-    )
