@@ -12,7 +12,10 @@ from tools.source_modules import ROOT
 from esper.leyline.telemetry import events_schema
 from esper.scripts.telemetry import main
 
-REQUIRED_ROWS = {f"R{number}" for number in (*range(1, 9), *range(10, 39))}
+REQUIRED_ROWS = {
+    *(f"R{number}" for number in (*range(1, 9), *range(10, 39))),
+    *(f"U{number}" for number in range(1, 13)),
+}
 NOT_MET: frozenset[str] = frozenset()
 """Rows that say so; a row leaves this set together with its first test."""
 NAMED_BY_THE_DOCUMENTS = (
@@ -36,7 +39,7 @@ class Requirement(NamedTuple):
 
 def requirement_rows() -> dict[str, Requirement]:
     text = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (R\d+) \|.*\| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| ([RU]\d+) \|.*\| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
     assert len(rows) == len({number for number, *_ in rows}), "a requirement stands there twice"
     return {number: Requirement(where, tests) for number, where, tests in rows}
 
