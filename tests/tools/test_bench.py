@@ -59,7 +59,7 @@ def test_target_is_an_upper_bound_unless_said_otherwise(
 
 def test_rows_of_training_are_found() -> None:
     load_all_benches()
-    assert {f"T{number}" for number in range(1, 11)} | {"digits", "loop lag"} <= set(ROWS)
+    assert {f"T{number}" for number in range(1, 12)} | {"digits", "loop lag"} <= set(ROWS)
 
 
 def test_quick_form_has_every_row_of_the_goals_and_leaves_out_how_cost_grows() -> None:
