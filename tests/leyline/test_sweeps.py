@@ -31,13 +31,14 @@ def test_a_sweep_is_split_off_from_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("[sweep]\nname", "[swep]\nname", r"a\.toml: \[sweep\]: .*missing required field `name`"),
-        ("trials = 3", "trials = 0", r"a\.toml: \[sweep\]: .*`\$\.trials`"),
-        ("trials", "trails", "unknown field `trails`"),
+        ('name = "lr"', "", r"a\.toml: sweep: object missing required field `name`"),
+        ("trials = 3", "trials = 0", r"a\.toml: sweep\.trials = 0: must be at least 1"),
+        ("trials", "trails", r"a\.toml: unknown key 'sweep\.trails'; did you mean 'sweep\.trials'"),
         ("high = 1e-2, ", "", r"sweep\.space\.training\.lr .*needs choices, or low and high"),
         ("low = 1e-5", "low = 0.0", "log needs low above 0 and no step"),
         ("high = 1e-2", "high = 1e-9", "is above high"),
         ("choices = [2, 4]", "choices = [2, 4], low = 1", "has choices and a range; give one"),
+        ("high = 1e-2", "high = 1e-9", r"= \{'low': 1e-05, 'high': 1e-09, 'log': True\}: low"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(before: str, after: str, message: str) -> None:
@@ -48,5 +49,7 @@ def test_a_mistake_is_named_with_its_place(before: str, after: str, message: str
 
 
 def test_a_file_without_a_sweep_says_where_there_is_an_example() -> None:
+    with pytest.raises(ConfigError, match=r"a\.toml: sweep = 3: must be a table"):
+        split_sweep({"sweep": 3}, "a.toml")
     with pytest.raises(ConfigError, match=r"no table \[sweep\]; docs/sweeps\.md"):
         split_sweep({"training": {}}, "a.toml")

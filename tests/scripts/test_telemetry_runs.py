@@ -92,6 +92,7 @@ def test_table_fits_the_terminal(
     [
         (["nowhere"], "nowhere: no such directory; name the one that holds runs"),
         ([".", "--sort", "rouns"], "unknown column 'rouns'; did you mean 'rounds'?"),
+        ([".", "--limit", "-1"], "--limit -1: must be at least 1"),
         ([".", "--filter", "x"], "--filter x: expected KEY=VALUE"),
     ],
 )

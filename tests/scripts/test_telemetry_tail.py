@@ -111,7 +111,9 @@ def test_query_lists_its_views_and_reports_mistakes(
     assert "how did each env's accuracy and loss evolve?" in capsys.readouterr().out
     assert main(["query", str(run)]) == 2
     assert main(["query", str(run), "SELECT nothing"]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    assert main(["query", str(run), "SELECT", "run.json", "FROM", "rounds"]) == 2
+    assert "put the statement in quotes" in (errors := capsys.readouterr().err)
+    assert errors.count("\n") == 3
 
 
 def test_unknown_event_type_is_refused_with_the_one_that_was_meant(

@@ -118,7 +118,7 @@ def test_evaluation_reports_every_env_and_saves_a_network(
     run_dir = trained(tmp_path / "runs")
     checkpoint = str(run_dir / "checkpoints" / "round-000001.pt")
     model = tmp_path / "grown.pt"
-    arguments = ["eval", "--checkpoint", checkpoint, "--seeds", "5", "6"]
+    arguments = ["eval", "--checkpoint", checkpoint, "--seeds", "5-6"]
     assert main([*arguments, "--save-model", str(model), "--json"]) == 0
     text, progress = capsys.readouterr()
     assert is_readable(text)

@@ -14,7 +14,8 @@ TABLE = '[sweep]\nname = "a"\n[sweep.space]\n"training.lr" = { low = 0.1, high =
     [
         (None, (), "sweep needs --config FILE with a table [sweep]"),
         ("[training]\nseed = 1\n", (), "no table [sweep]"),
-        (TABLE, ("--trials", "0"), "`$.trials`"),
+        (TABLE, ("--trials", "0"), "--trials: sweep.trials = 0: must be at least 1"),
+        (TABLE, ("--resume", "latest"), "--resume: a sweep is continued by the same command"),
     ],
 )
 def test_what_is_missing_is_one_sentence(

@@ -1,21 +1,24 @@
 """Sweeps: the table `[sweep]` of a configuration file, and what a sweep has found."""
 
+from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 import msgspec
 
-from esper.leyline.errors import ConfigError, InvalidValueError
+from esper.leyline.errors import ConfigError, InvalidValueError, UnknownKeyError, nearest_name
 from esper.leyline.jobs import Layer
-from esper.leyline.ranges import NonNegativeInt, PositiveInt
+from esper.leyline.ranges import NonNegativeInt, PositiveInt, range_of
 
-__all__ = ["Dimension", "SweepReport", "SweepSpec", "TrialRow", "split_sweep"]
+__all__ = ["Dimension", "SweepReport", "SweepSpec", "TrialRow", "split_sweep", "sweep_from"]
 
 Setting: TypeAlias = str | int | float | bool | None
 
 _TABLE = "sweep"
 
 
-class Dimension(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Dimension(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The values of one key: some choices, or the numbers from `low` to `high`."""
 
     choices: tuple[Setting, ...] = ()
@@ -71,6 +74,31 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.storage or f"{self.name}.journal"
 
 
+def sweep_from(table: Mapping[str, object], source: str) -> SweepSpec:
+    """Check the settings of a sweep.
+
+    Args:
+        table: the settings by name.
+        source: where they were given, for messages.
+    """
+    kinds = {field.name: field.type for field in msgspec.structs.fields(SweepSpec)}
+    for name in table:
+        if name not in kinds:
+            nearest = nearest_name(name, kinds)
+            meant = None if nearest is None else f"{_TABLE}.{nearest}"
+            raise UnknownKeyError(f"{_TABLE}.{name}", meant, source)
+    try:
+        return msgspec.convert(table, SweepSpec)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at ")
+        name = place.strip("`").removeprefix("$.")
+        if name not in table:
+            where = f"{_TABLE}.{name}" if name else _TABLE
+            raise ConfigError(f"{source}: {where}: {reason.lower()}") from None
+        constraint = range_of(kinds[name]) or reason.lower()
+        raise InvalidValueError(f"{_TABLE}.{name}", table[name], constraint, source) from None
+
+
 def split_sweep(layer: Layer, source: str) -> tuple[SweepSpec, Layer]:
     """Return the sweep of a configuration file and the rest of it.
 
@@ -80,10 +108,10 @@ def split_sweep(layer: Layer, source: str) -> tuple[SweepSpec, Layer]:
     """
     if _TABLE not in layer:
         raise ConfigError(f"{source}: no table [{_TABLE}]; docs/sweeps.md has an example")
-    try:
-        spec = msgspec.convert(layer[_TABLE], SweepSpec)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: [{_TABLE}]: {error}") from None
+    table = layer[_TABLE]
+    if not isinstance(table, Mapping):
+        raise InvalidValueError(_TABLE, table, "must be a table", source)
+    spec = sweep_from(table, source)
     for key, dimension in spec.space.items():
         problem = dimension.problem()
         if problem is not None:

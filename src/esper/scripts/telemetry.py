@@ -213,7 +213,7 @@ def _add_query(commands: "Subparsers") -> None:
     query.add_argument(
         "run", nargs="?", type=Path, metavar="RUN", help=f"{_RUN_HELP}; or directory of runs"
     )
-    query.add_argument("sql", nargs="?", metavar="SQL", help="SQL statement over the views")
+    query.add_argument("sql", nargs="*", metavar="SQL", help="SQL statement over the views")
     query.add_argument("--views", action="store_true", help="list the views")
     query.add_argument(
         "--format",

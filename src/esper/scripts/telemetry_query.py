@@ -19,9 +19,11 @@ def run_query(arguments: Namespace) -> int:
     if arguments.views:
         print_table(["view", "question"], [[view.name, view.question] for view in VIEWS.values()])
         return ExitCode.OK
-    if arguments.run is None or arguments.sql is None:
+    if arguments.run is None or not arguments.sql:
         raise UsageError('query needs a run and a statement: query RUN "SELECT … FROM epochs"')
-    result = query_logs(find_logs([arguments.run]), arguments.sql)
+    if len(arguments.sql) > 1:
+        raise UsageError('put the statement in quotes: query RUN "SELECT … FROM epochs"')
+    result = query_logs(find_logs([arguments.run]), arguments.sql[0])
     _PRINTERS[arguments.format](result)
     return ExitCode.OK
 

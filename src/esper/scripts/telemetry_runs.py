@@ -107,6 +107,8 @@ def run_runs(arguments: Namespace) -> int:
         raise UnknownNameError("column", arguments.sort, COLUMNS)
     if not directory.is_dir():
         raise UnreadableFileError(directory, "no such directory; name the one that holds runs")
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UsageError(f"--limit {arguments.limit}: must be at least 1")
     wanted = [_parsed(text) for text in arguments.filter]
     rows = [
         row

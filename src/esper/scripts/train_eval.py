@@ -10,6 +10,7 @@ from esper.leyline.errors import ExitCode
 from esper.leyline.evaluation import EnvScore, EvaluationReport, MeanScore
 from esper.leyline.printable import printable
 from esper.scripts.terminal import print_json
+from esper.scripts.train_compare import seeds_from
 
 __all__ = ["add_eval_flags", "run_eval"]
 
@@ -25,12 +26,11 @@ def add_eval_flags(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=int,
         nargs="+",
-        default=[1001, 1002, 1003],
-        metavar="N",
-        help="random seeds (no modules that grow), one evaluation round of fresh hosts each "
-        "(default: 1001 1002 1003)",
+        default=["1001-1003"],
+        metavar="SEED",
+        help="random seeds (no modules that grow) or ranges of seeds, one evaluation round of "
+        "fresh hosts each (default: 1001-1003)",
     )
     parser.add_argument(
         "--task",
@@ -68,6 +68,7 @@ def add_eval_flags(parser: ArgumentParser) -> None:
 
 def run_eval(arguments: Namespace) -> int:
     """Evaluate a checkpoint's controller on fresh envs and the test split."""
+    seeds = seeds_from(arguments.seeds)
     # They import torch.
     from esper.runtime.tasks import load_task
     from esper.simic.evaluation.builtin import checkpoint_at
@@ -77,14 +78,14 @@ def run_eval(arguments: Namespace) -> int:
         load_task(arguments.task)
     report = evaluate_policy(
         checkpoint_at(arguments.checkpoint),
-        seeds=arguments.seeds,
+        seeds=seeds,
         greedy=arguments.greedy,
         context=arguments.context,
         lanes=arguments.lanes,
         lane_deadline_s=arguments.lane_deadline,
         data_dir=arguments.data_dir,
         save_model=arguments.save_model,
-        progress=_Progress(len(arguments.seeds)),
+        progress=_Progress(len(seeds)),
     )
     if arguments.json:
         print_json(report)

@@ -7,7 +7,7 @@ import msgspec
 
 from esper.leyline.errors import ExitCode, UsageError
 from esper.leyline.printable import printable
-from esper.leyline.sweeps import SweepReport, SweepSpec, TrialRow, split_sweep
+from esper.leyline.sweeps import SweepReport, SweepSpec, TrialRow, split_sweep, sweep_from
 from esper.scripts.cli import explain_interruption
 from esper.scripts.job_flags import add_job_flags, layers_from, read_layer
 from esper.scripts.terminal import print_json, print_table
@@ -17,10 +17,15 @@ __all__ = ["add_sweep_flags", "run_sweep_command"]
 
 def add_sweep_flags(parser: ArgumentParser) -> None:
     """Add the flags of `sweep`, and those of a job, which hold for every run of it."""
-    parser.add_argument("--trials", type=int, metavar="N", help="number of trials of the study")
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs of a trial (random seeds)")
+    numbers = {"trials": "trials of the study", "seeds": "runs of a trial, by random seed"}
+    for name, meaning in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"{meaning} (default: as in the file)"
+        )
     parser.add_argument(
-        "--storage", metavar="FILE|URL", help="journal file or database of the study"
+        "--storage",
+        metavar="FILE|URL",
+        help="journal file or database of the study (default: as in the file, or NAME.journal)",
     )
     parser.add_argument("--json", action="store_true", help="print the trials as JSON")
     add_job_flags(parser)
@@ -30,6 +35,8 @@ def run_sweep_command(arguments: Namespace) -> int:
     """Search, then print the trials, the best first."""
     if arguments.config is None:
         raise UsageError("sweep needs --config FILE with a table [sweep]; see docs/sweeps.md")
+    if arguments.resume is not None:
+        raise UsageError("--resume: a sweep is continued by the same command")
     source = arguments.config
     spec, layer = split_sweep(read_layer(Path(source)), source)
     arguments.config = None
@@ -49,12 +56,11 @@ def run_sweep_command(arguments: Namespace) -> int:
 
 
 def _overridden(spec: SweepSpec, arguments: Namespace) -> SweepSpec:
-    given = {name: getattr(arguments, name) for name in ("trials", "seeds", "storage")}
-    values = {name: value for name, value in given.items() if value is not None}
-    try:
-        return msgspec.convert({**msgspec.to_builtins(spec), **values}, SweepSpec)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"sweep: {error}") from None
+    for name in ("trials", "seeds", "storage"):
+        value = getattr(arguments, name)
+        if value is not None:
+            spec = sweep_from({**msgspec.to_builtins(spec), name: value}, f"--{name}")
+    return spec
 
 
 def _ignore(_: TrialRow) -> None:

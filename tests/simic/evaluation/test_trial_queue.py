@@ -112,12 +112,26 @@ def test_a_trial_of_another_directory_is_neither_failed_nor_waited_for(spec: Swe
         assert states(queue) == ["RUNNING", "COMPLETE", "COMPLETE"]
 
 
-def test_a_study_that_cannot_be_stored_is_one_sentence(tmp_path: Path) -> None:
-    spec = SweepSpec(
-        name="try", space={"training.lr": Dimension(low=0, high=1)}, storage=f"{tmp_path}/no/try"
-    )
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("no/try.journal", "cannot write no/try.journal.in-use: No such file or directory"),
+        ("notes.txt", "the study in notes.txt cannot be opened: "),
+        ("folder", "the study in folder cannot be opened: .*Is a directory"),
+        ("sqlite:///no/try.db", "the study in sqlite:///no/try.db cannot be opened: "),
+        ("nothing://try", "the study in nothing://try cannot be opened: "),
+    ],
+)
+def test_a_study_that_cannot_be_opened_is_one_sentence(
+    storage: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("notes.txt").write_text("not a journal\n")
+    space = {"training.lr": Dimension(low=0, high=1)}
     with (
-        pytest.raises(UsageError, match=r"cannot write .*: No such file or directory"),
-        open_queue(spec),
+        pytest.raises(UsageError, match=message) as caught,
+        open_queue(SweepSpec(name="try", space=space, storage=storage)),
     ):
         pass
+    assert len(str(caught.value).splitlines()) == 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, reason_of
 from esper.leyline.platforms import lock_file, wait_for_lock
 from esper.leyline.streams import StreamPurpose, stream_seed
 from esper.leyline.sweeps import SweepSpec, TrialRow
@@ -46,7 +46,7 @@ def open_queue(spec: SweepSpec) -> Iterator["TrialQueue"]:
     with contextlib.ExitStack() as stack:
         with _held(mutex):
             lock_file(stack.enter_context(own.open("wb")).fileno())
-            study = _open_study(spec)
+            study = _study_of(spec)
         queue = TrialQueue(study, spec, mutex, own)
         stack.callback(queue.leave)
         yield queue
@@ -208,6 +208,16 @@ def _is_abandoned(path: Path) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _study_of(spec: SweepSpec) -> "optuna.Study":
+    try:
+        return _open_study(spec)
+    except Exception as error:  # each kind of storage raises errors of its own
+        reason = reason_of(error).partition("\n")[0]
+        raise UsageError(
+            f"sweep: the study in {spec.location} cannot be opened: {reason}"
+        ) from error
 
 
 def _open_study(spec: SweepSpec) -> "optuna.Study":
