@@ -12,6 +12,7 @@ from tests.simic.rewards.builders import GAMMA, inputs, result, scheme, terms
 from esper.leyline.actions import Op
 from esper.leyline.config import TrainingConfig
 from esper.leyline.errors import ContractError
+from esper.leyline.jobs import merge_job
 from esper.leyline.rewards import (
     EpisodeEnd,
     LossRewardConfig,
@@ -252,6 +253,17 @@ def test_shaping_by_accuracy_pays_each_gain_when_it_is_measured() -> None:
     potentials = [0.0, 0.2, 0.75 * 0.6 + 0.25 * 0.2, 0.6, 0.0]
     expected = [10.0 * (GAMMA * after - before) for before, after in itertools.pairwise(potentials)]
     assert found == pytest.approx(expected)
+
+
+def test_on_digits_the_end_pays_only_what_no_step_has_paid() -> None:
+    job, task = merge_job(("test", {"training": {"task": "digits"}}))
+    rules = scheme_of(job.training, task)
+    shaping = accuracy_shaping_of([(20.0, 20.0), (90.0, 60.0), (90.0, 90.0)], rules)
+    last = inputs(step=2, num_steps=3, val_accuracy_pct=90.0, committed_accuracy_pct=90.0)
+    terminal = compute_reward(last, rules).components.terminal
+    # The last step commits 30 points more, of which shaping, by halves, has not paid 1.5.
+    assert shaping[-1] + terminal == pytest.approx(1.5)
+    assert shaping[:-1] == pytest.approx([10 * GAMMA * 0.2, 10 * (GAMMA * 0.75 - 0.2)])
 
 
 def test_shaping_by_accuracy_needs_the_accuracy_of_the_fossils() -> None:
