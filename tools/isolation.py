@@ -9,8 +9,10 @@ the validation loss by the seed when it is switched fully on, in percent of the 
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,7 @@ from esper.kasmina.hosts import SegmentedHost, build_host
 from esper.kasmina.optimizers import build_sgd, clip_gradients, gradients_of, sgd_step
 from esper.kasmina.seed import GerminationRequest
 from esper.kasmina.slot import SeedSlot
+from esper.kasmina.trial import TRIAL_BATCHES, keep_what_helps
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style, Topology
 from esper.leyline.config import TrainingConfig
 from esper.leyline.stages import LifecycleRules
@@ -107,11 +110,15 @@ def _switched_on(slot: SeedSlot, features: Tensor) -> Tensor:
     return slot.switched_on(features)
 
 
+TRIED: Final = "side loss and trial"
+"""What runs do: the side loss, and after each pass the trial of what was learned."""
+
 OBJECTIVES: Final[Mapping[str, Objective]] = {
     "straight-through": straight_through,
     "local target": local_target,
     "side loss, batch statistics": side_loss_on_batch_statistics,
     "side loss": side_loss,
+    TRIED: side_loss,
 }
 
 
@@ -140,6 +147,18 @@ class Candidate:
         self.optimizer.zero_grad()
         OBJECTIVES[self.objective](self.slot, at)
         _step(self.optimizer)
+
+    def finish_pass(self, host: SegmentedHost, batch: Batch) -> None:
+        """Keep what helps, in a host in evaluation mode."""
+        if self.objective == TRIED:
+            own_loss = functional.cross_entropy(host(batch.inputs), batch.targets)
+            keep_what_helps(self.slot, own_loss, partial(self.loss, host, batch))
+
+    def loss(self, host: SegmentedHost, batch: Batch) -> Tensor:
+        """Return the loss of the host with the seed fully on."""
+        features = host.forward_to_segment(self.slot.slot_id, batch.inputs)
+        logits = host.forward_from_segment(self.slot.slot_id, _switched_on(self.slot, features))
+        return functional.cross_entropy(logits, batch.targets)
 
 
 def measure(
@@ -171,10 +190,13 @@ def measure(
     figures: list[Figure] = []
     for num_done in range(1, max(passes) + 1):
         host.train()
+        last = deque[Batch](maxlen=TRIAL_BATCHES)
         for shares in batches.batches(round=0, step=num_done - 1):
+            last.append(shares[0])
             seen = _train_host(host, optimizer, shares[0], slots)
             for candidate in candidates:
                 candidate.learn(seen[candidate.slot.slot_id])
+        _finish_pass(host.eval(), candidates, last)
         if num_done in passes:
             figures += _figures(host, candidates, held_out(dataset), num_done)
     return figures
@@ -236,17 +258,22 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
         sgd_step(optimizer)
 
 
+@torch.no_grad()
+def _finish_pass(
+    host: SegmentedHost, candidates: Sequence[Candidate], last: Iterable[Batch]
+) -> None:
+    inputs, targets = (torch.cat(parts) for parts in zip(*last, strict=True))
+    for candidate in candidates:
+        candidate.finish_pass(host, Batch(inputs, targets))
+
+
 @torch.inference_mode()
 def _figures(
     host: SegmentedHost, candidates: Sequence[Candidate], batch: Batch, num_passes: int
 ) -> Iterator[Figure]:
-    host.eval()
     own = functional.cross_entropy(host(batch.inputs), batch.targets)
     for candidate in candidates:
-        slot = candidate.slot
-        features = host.forward_to_segment(slot.slot_id, batch.inputs)
-        logits = host.forward_from_segment(slot.slot_id, _switched_on(slot, features))
-        loss = functional.cross_entropy(logits, batch.targets)
+        slot, loss = candidate.slot, candidate.loss(host, batch)
         yield Figure(
             objective=candidate.objective,
             blueprint=slot.occupant().blueprint,

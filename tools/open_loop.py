@@ -66,7 +66,7 @@ RECIPES: Final[Mapping[str, tuple[Recipe, ...]]] = {
         *(
             Recipe(name=f"{name} from step {start}", start=start, blueprints=seeds)
             for name, seeds in (("conv_heavy", _HEAVY), ("conv_light", _LIGHT))
-            for start in (2, 8, 16)
+            for start in (0, 2, 8, 16)
         ),
         Recipe(
             name="conv_light from step 2, 5 passes alone, slow ramp",
@@ -77,12 +77,13 @@ RECIPES: Final[Mapping[str, tuple[Recipe, ...]]] = {
         ),
         *(
             Recipe(
-                name=f"conv_light from step {start}, cosine",
+                name=f"{name} from step {start}, cosine",
                 start=start,
-                blueprints=_LIGHT,
+                blueprints=seeds,
                 settings=COSINE,
             )
-            for start in (2, 8)
+            for name, seeds in (("conv_heavy", _HEAVY), ("conv_light", _LIGHT))
+            for start in (0, 2, 8)
         ),
     ),
     "rates": tuple(
@@ -160,7 +161,8 @@ def _trained(
     env = work.build(0, 0)
     for step in range(setup.job.training.max_epochs):
         _train(work, env, setup, step)
-        flops += env.train.total * meter.per_target(env.reports)
+        cost = meter.per_target(env.reports)
+        flops += env.train.total * cost.train + env.num_tried * cost.trial
         if recipe is not None:
             _germinate(env, recipe, step)
         env.tick()

@@ -102,6 +102,7 @@ def env_evidence(env_id: int, step: int, *, delta: float | None = None, **change
         "became_stable": False,
         "panic": None,
         "train_samples": 8,
+        "trial_samples": 0,
         "val_samples": 4,
     }
     return EnvEvidence(**{**facts, **changes})

@@ -14,6 +14,7 @@ from esper.kasmina.slot import SeedSlot
 from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import CnnHostSpec, HostSpec, TransformerHostSpec
+from esper.runtime.batches import Batch
 
 torch.set_num_threads(1)
 
@@ -37,6 +38,14 @@ def bare_slot(
 def features(topology: Topology = Topology.CNN, channels: int = 4, seed: int = 1) -> torch.Tensor:
     shape = (3, channels, 6, 6) if topology is Topology.CNN else (3, 5, channels)
     return torch.randn(shape, generator=generator(seed))
+
+
+def batch(topology: Topology, seed: int) -> Batch:
+    """Return random inputs with random targets."""
+    x = inputs(SPECS[topology], seed)
+    shape = x.shape if topology is Topology.TRANSFORMER else x.shape[:1]
+    targets = torch.randint(0, SPECS[topology].num_classes, shape, generator=generator(seed))
+    return Batch(x, targets)
 
 
 def disturb(slot: SeedSlot, scale: float = 0.3, seed: int = 7) -> None:

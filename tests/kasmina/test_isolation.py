@@ -11,11 +11,11 @@ from tests.kasmina.bodies import (
     BLUEPRINT,
     EAGER,
     SPECS,
+    batch,
     disturb,
     generator,
     granted,
     grown,
-    inputs,
     plant,
 )
 from tests.kasmina.seeds import CAUSE, HEALTHY
@@ -36,9 +36,17 @@ from esper.leyline.actions import (
     Topology,
 )
 from esper.leyline.alpha import AlphaState
+from esper.leyline.jobs import merge_job
 from esper.leyline.stages import Gate, Stage
 from esper.runtime.batches import Batch
+from esper.runtime.datasets import TensorDataset
+from esper.runtime.sources import DataRequest
+from esper.runtime.tasks import all_tasks, load_dataset
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.worker_assembly import build_work
+from esper.simic.training.assembly.worker_setup import prepare_worker
 from esper.simic.training.batch_ops import backpropagate
+from esper.tolaria.stopping import StopFlag
 
 SEEDED = [
     (topology, blueprint)
@@ -46,13 +54,6 @@ SEEDED = [
     for blueprint in (*BLUEPRINTS_BY_TOPOLOGY[topology], *OPTIONAL_SEEDS[topology])
 ]
 styles = pytest.mark.parametrize("style", Style)
-
-
-def batch(topology: Topology, seed: int) -> Batch:
-    x = inputs(SPECS[topology], seed)
-    shape = x.shape if topology is Topology.TRANSFORMER else x.shape[:1]
-    targets = torch.randint(0, SPECS[topology].num_classes, shape, generator=generator(seed))
-    return Batch(x, targets)
 
 
 def train(model: MorphogeneticModel, topology: Topology, *, num_batches: int = 3) -> torch.Tensor:
@@ -200,3 +201,50 @@ def test_seed_without_parameters_has_nothing_to_learn() -> None:
     loss, _ = backpropagate(model, batch(Topology.CNN, 0))
 
     assert torch.isfinite(loss)
+
+
+TOLERANCE_PCT = 2.0
+"""How much the validation loss may rise when a seed is switched fully on after isolation."""
+
+
+@pytest.fixture(scope="module")
+def digits() -> TensorDataset:
+    return load_dataset("digits", DataRequest())
+
+
+@pytest.mark.parametrize("style", [Style.LINEAR_ADD, Style.LINEAR_MULTIPLY, Style.GATED_GATE])
+@pytest.mark.parametrize("turn", range(3))
+def test_seed_that_is_switched_on_after_isolation_does_no_damage(
+    digits: TensorDataset, style: Style, turn: int
+) -> None:
+    """At the learning rates that ship, with all blueprints; each turn has three of them."""
+    layer = {"training": {"task": "digits", "n_envs": 1, "seed": 2}, "run": {"engine": "threads"}}
+    job, _ = merge_job(("test", layer), tasks=all_tasks())
+    setup = prepare_worker(job, StopFlag(), parts=RunParts(), dataset=digits)
+    work = build_work(setup)
+    env = work.build(0, 0)
+    cnn = [blueprint for topology, blueprint in SEEDED if topology is Topology.CNN]
+    for slot_id, blueprint in zip(env.slot_ids, cnn[turn::3], strict=True):
+        request = GerminationRequest(seed_id=slot_id, blueprint=blueprint, style=style)
+        granted(env.model.germinate(slot_id, request, env.seed_generator))
+    (held_out,) = next(iter(setup.val_batches.batches(round=0, step=0)))
+
+    for step in range(10):
+        work.begin_train(env, step)
+        for index, shares in enumerate(setup.train_batches.batches(round=0, step=step)):
+            work.train_batch(env, index, shares[0])
+        work.finish_train(env)
+        if step + 1 in (1, 5, 10):
+            assert max(changes_switched_on(env.model.eval(), held_out)) <= TOLERANCE_PCT
+
+
+@torch.no_grad()
+def changes_switched_on(model: MorphogeneticModel, held_out: Batch) -> list[float]:
+    """Return by how many percent each seed in isolation would change the loss."""
+    logits, incubations = model.forward_and_features(held_out.inputs)
+    own = functional.cross_entropy(logits, held_out.targets).item()
+    losses = [
+        functional.cross_entropy(model.forward_switched_on(incubation), held_out.targets).item()
+        for incubation in incubations
+    ]
+    return [100 * (loss / own - 1) for loss in losses]

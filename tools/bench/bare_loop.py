@@ -8,6 +8,7 @@ a replay of it. Each configuration that the run's validation looked at is one pl
 
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers
 from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot import NO_MODULES, SeedSlot
+from esper.kasmina.trial import TRIAL_BATCHES
 from esper.leyline.attribution import Ablation
 from esper.leyline.stages import COOLDOWN_STAGES
 from esper.leyline.streams import StreamPurpose, stream_seed
@@ -29,7 +31,7 @@ from esper.runtime.datasets import Part
 from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.training.assembly.worker_setup import VALIDATION_BATCH
-from esper.simic.training.batch_ops import backpropagate
+from esper.simic.training.batch_ops import backpropagate, try_seeds
 from tools.bench.replay import NOTHING_GROWS, EnvStep, Replay
 from tools.bench.workloads import WORKLOADS, Workload, job_of
 
@@ -139,9 +141,13 @@ class BareLoop:
                 now = [self._step(round_index, env_id, step) for env_id in self._env_ids]
                 for env, made_of in zip(envs, now, strict=True):
                     env.become(made_of)
+                last = deque[Sequence[Batch]](maxlen=TRIAL_BATCHES)
                 for shares in self._train.batches(round=round_index, step=step):
+                    last.append(shares)
                     for env in envs:
                         env.train(shares[env.env_id])
+                for env in envs:
+                    try_seeds(env.model, [shares[env.env_id] for shares in last])
                 losses = [
                     env.validate(self._validation, made_of.ablations)
                     for env, made_of in zip(envs, now, strict=True)

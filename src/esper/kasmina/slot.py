@@ -1,6 +1,6 @@
 """A slot: owns at most one seed's modules and applies lifecycle transitions to them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import torch
@@ -63,6 +63,8 @@ class SeedSlot(SlotOperations, nn.Module):
         # Alpha as a tensor on the features' device, built on first use and dropped with every new
         # state: a copy from the host per batch would synchronize a GPU.
         self._alpha: Tensor | None = None
+        # The seed's parameters as they were built, which make it the identity.
+        self._birth: list[Tensor] = []
         self.register_module("seed", None)
         self.register_module("gate", None)
 
@@ -156,6 +158,16 @@ class SeedSlot(SlotOperations, nn.Module):
             if module is not None:
                 yield from module.parameters()
 
+    def weights(self) -> list[Tensor]:
+        """Return a copy of the parameters of the seed and its gate network."""
+        return [parameter.detach().clone() for parameter in self.seed_parameters()]
+
+    @torch.no_grad()
+    def set_weights_between(self, learned: Iterable[Tensor], share: Tensor) -> None:
+        """Move the parameters from those at birth, by a share of the way, to what was learned."""
+        for parameter, start, end in zip(self.seed_parameters(), self._birth, learned, strict=True):
+            parameter.copy_(start.lerp(end, share))
+
     def check_blueprint(self, blueprint: str) -> None:
         """Raise if a seed of this blueprint could not be germinated here."""
         try:
@@ -222,7 +234,10 @@ class SeedSlot(SlotOperations, nn.Module):
             )
 
     def _plant(self, modules: SeedModules) -> None:
+        is_new = modules.seed is not self.seed
         self.seed, self.gate = modules
+        if is_new:
+            self._birth = self.weights()
         # A new module is in training mode, wherever the rest of the network is.
         self.train(self.training)
         self.num_params = sum(parameter.numel() for parameter in self.seed_parameters())

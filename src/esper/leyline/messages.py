@@ -109,6 +109,8 @@ class EnvEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The host's stability latch was set in this step."""
     panic: Panic | None
     train_samples: int
+    trial_samples: int
+    """Predictions on which seeds in isolation were tried after the training pass."""
     val_samples: int
     alarms: tuple[GradientAnomaly, ...] = ()
     """Gradient anomalies detected during the passes."""

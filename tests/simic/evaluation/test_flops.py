@@ -12,6 +12,7 @@ from torch.nn.modules.module import _global_forward_pre_hooks
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import PruneCause, Ramp
+from esper.kasmina.trial import SHARES
 from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Blueprint, Style, Topology
 from esper.leyline.alpha import AlphaState
 from esper.leyline.errors import UsageError
@@ -135,7 +136,7 @@ def test_cost_of_a_bare_host_is_that_of_its_convolutions_and_products(work: Trai
         if isinstance(module, nn.Linear):
             expected += 3 * 2 * module.weight.numel()
 
-    assert meter_of(work).per_target(()) == expected
+    assert meter_of(work).per_target(()) == (expected, 0)
 
 
 def test_cost_per_target_does_not_depend_on_the_sample(work: TrainingWork) -> None:
@@ -150,7 +151,7 @@ def reported(work: TrainingWork, stage: Stage) -> MorphogeneticModel:
 
 def test_cost_of_a_seed_is_that_of_what_is_computed_in_its_stage(work: TrainingWork) -> None:
     # The seed is one 1x1 convolution after the first block, where images have 8x8 pixels.
-    meter, bare = meter_of(work), meter_of(work).per_target(())
+    meter, bare = meter_of(work), meter_of(work).per_target(()).train
     channels = reported(work, Stage.HOLDING).slot(SLOT).channels
     seed = 2 * channels**2 * 8 * 8
     blocks = list(build_model(work.context, 0, 0).host.modules())
@@ -159,7 +160,7 @@ def test_cost_of_a_seed_is_that_of_what_is_computed_in_its_stage(work: TrainingW
     rest += sum(2 * module.weight.numel() for module in blocks if isinstance(module, nn.Linear))
 
     def added(model: MorphogeneticModel) -> float:
-        return meter.per_target(tuple(model.reports().values())) - bare
+        return meter.per_target(tuple(model.reports().values())).train - bare
 
     # Blended: forward, and the gradients of weights and inputs.
     assert added(reported(work, Stage.HOLDING)) == 3 * seed
@@ -178,6 +179,26 @@ def test_cost_of_a_seed_is_that_of_what_is_computed_in_its_stage(work: TrainingW
     assert added(leaving) == 2 * seed
 
 
+def test_cost_of_a_trial_is_a_forward_pass_of_the_host_and_one_of_the_rest_for_each_share(
+    work: TrainingWork,
+) -> None:
+    def cost(stage: Stage) -> float:
+        return meter_of(work).per_target(tuple(reported(work, stage).reports().values())).trial
+
+    model = build_model(work.context, 0, 0)
+    size, host = 8, []
+    for module in model.host.modules():
+        if isinstance(module, nn.Conv2d):
+            host.append(2 * module.weight.numel() * size * size)
+            size //= 2
+        if isinstance(module, nn.Linear):
+            host.append(2 * module.weight.numel())
+    seed = 2 * model.slot(SLOT).channels ** 2 * 8 * 8
+
+    assert cost(Stage.TRAINING) == sum(host) + len(SHARES) * (seed + sum(host[1:]))
+    assert cost(Stage.HOLDING) == 0
+
+
 def test_counting_puts_no_hook_where_other_threads_would_run_into_it(
     work: TrainingWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +210,7 @@ def test_counting_puts_no_hook_where_other_threads_would_run_into_it(
 
     monkeypatch.setattr(flops, "backpropagate", looking)
 
-    assert meter_of(work).per_target([]) > 0
+    assert meter_of(work).per_target([]).train > 0
     assert seen == [0, 0]  # once before counting begins
 
 

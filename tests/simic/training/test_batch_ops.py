@@ -12,6 +12,7 @@ from tests.simic.training.syncs import counted_reads
 from torch import nn
 
 from esper.kasmina.seed import PruneCause, Ramp
+from esper.kasmina.trial import TRIAL_BATCHES
 from esper.leyline.rewards import RewardMode
 from esper.leyline.stages import Stage
 from esper.leyline.tasks import TaskSpec
@@ -27,6 +28,7 @@ from esper.simic.training.batch_ops import (
     materialize_gradient_readings,
     process_train_batch,
     process_val_batch,
+    try_seeds,
 )
 from esper.simic.training.counterfactual_eval import build_ablation_plan, process_fused_val_batch
 from esper.simic.training.parallel_env_state import ParallelEnvState
@@ -97,13 +99,16 @@ def test_with_seeds_a_pass_is_a_plain_loop_with_an_optimizer_for_each_bit_for_bi
         torch.optim.SGD(part, lr=0.01, momentum=0.9, weight_decay=decay, foreach=False)
         for part, decay in zip(parts, decays, strict=True)
     ]
-    for [batch] in twin.train_batches.batches(round=0, step=0):
+    batches = [batch for [batch] in twin.train_batches.batches(round=0, step=0)]
+    for batch in batches:
         model.zero_grad()
         backpropagate(model, batch)
         for part, optimizer in zip(parts, optimizers, strict=True):
             nn.utils.clip_grad_norm_(part, 1.0, foreach=False)
             optimizer.step()
+    num_tried = try_seeds(model, batches[-TRIAL_BATCHES:])
     world.train()
+    assert world.env.num_tried == num_tried > 0
     for name, value in world.env.model.state_dict().items():
         assert has_same_bits(value, model.state_dict()[name]), name
 
@@ -293,10 +298,19 @@ def test_a_step_asks_each_fence_for_these_operations_in_this_order() -> None:
     world.wait()
     one_batch = [AWAIT, KEEP]
     train = [ENTER_TRAIN, *one_batch, LEAVE] * 3
+    trial = [ENTER_TRAIN, LEAVE]
     validation = [ENTER_VAL, *one_batch, LEAVE] * 2
     snapshot, action = [ENTER_TRAIN, LEAVE], [ENTER_TRAIN, LEAVE]
     for fence in fences:
-        assert fence.calls == [*train, SYNC, *validation, SYNC, *snapshot, *action]
+        assert fence.calls == [
+            *train,
+            *trial,
+            SYNC,
+            *validation,
+            SYNC,
+            *snapshot,
+            *action,
+        ]
 
 
 # --- Gradient readings ---------------------------------------------------------------------------

@@ -77,7 +77,12 @@ def _measure(
 
 
 def _train_flops(meter: FlopMeter, env_id: int, seen: Sequence[EnvEvidence]) -> int:
-    return round(sum(env.train_samples * meter.per_target(env.reports, env_id) for env in seen))
+    return round(sum(_pass_flops(meter, env_id, env) for env in seen))
+
+
+def _pass_flops(meter: FlopMeter, env_id: int, evidence: EnvEvidence) -> float:
+    cost = meter.per_target(evidence.reports, env_id)
+    return evidence.train_samples * cost.train + evidence.trial_samples * cost.trial
 
 
 def _fossil_contributions(evidence: EnvEvidence) -> list[float]:

@@ -1,7 +1,8 @@
 """The training cost of a network, in FLOPs by its seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
@@ -15,18 +16,26 @@ from esper.leyline.stages import COOLDOWN_STAGES, Stage
 from esper.leyline.tasks import HostSpec
 from esper.runtime.batches import Batch
 from esper.simic.evaluation.evaluation_round import ROUND_INDEX
-from esper.simic.training.batch_ops import backpropagate
+from esper.simic.training.batch_ops import backpropagate, try_seeds
 from esper.simic.training.env_factory import EnvFactoryContext, build_model
 from esper.simic.training.static_work import PlantedSeed, plant
 from esper.tolaria.sharing import OneAtATime
 
-__all__ = ["FlopMeter"]
+__all__ = ["FlopMeter", "TargetCost"]
 
 _COUNTING: Final = OneAtATime()
 """torch's FLOP counter has process-wide state, so only one may be active at a time."""
 
 _STYLE_BY_ALGORITHM: Final = {style.algorithm: style for style in Style}
 """Alpha ramps do not change the cost, so one style represents all with the same blend."""
+
+
+class TargetCost(NamedTuple):
+    """FLOPs per target."""
+
+    train: float
+    trial: float
+    """Of the trial of seeds in isolation after a pass; 0 without them."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -39,9 +48,9 @@ class FlopMeter:
 
     context: EnvFactoryContext
     sample: Batch
-    _known: dict[tuple[HostSpec, frozenset["_Cost"]], float] = field(default_factory=dict)
+    _known: dict[tuple[HostSpec, frozenset["_Cost"]], TargetCost] = field(default_factory=dict)
 
-    def per_target(self, reports: Sequence[SeedReport], env_id: int = 0) -> float:
+    def per_target(self, reports: Sequence[SeedReport], env_id: int = 0) -> TargetCost:
         """Return the training FLOPs per target of an env's host with these seeds."""
         living = (report for report in reports if report.stage not in COOLDOWN_STAGES)
         seeds = frozenset(_cost_of(report) for report in living)
@@ -51,7 +60,7 @@ class FlopMeter:
             self._known[key] = self._count(seeds, env_id)
         return self._known[key]
 
-    def _count(self, key: "frozenset[_Cost]", env_id: int) -> float:
+    def _count(self, key: "frozenset[_Cost]", env_id: int) -> TargetCost:
         model = build_model(self.context, ROUND_INDEX, env_id).to(self.sample.inputs.device).train()
         for seed, is_frozen in key:
             plant(model, seed, torch.Generator().manual_seed(0))
@@ -59,10 +68,14 @@ class FlopMeter:
                 model.slot(seed.slot_id).schedule_prune(Ramp(num_steps=1), PruneCause())
         # A seed may fit itself to its first batch, which the other batches do not repeat.
         backpropagate(model, self.sample)
+        train = self._counted(partial(backpropagate, model, self.sample))
+        return TargetCost(train, self._counted(partial(try_seeds, model, [self.sample])))
+
+    def _counted(self, work: Callable[[], object]) -> float:
         counter = FlopCounterMode(display=False)
         counter.mod_tracker = _NoModules()  # type: ignore[assignment]
         with _COUNTING, counter:
-            backpropagate(model, self.sample)
+            work()
         return counter.get_total_flops() / self.sample.targets.numel()
 
 

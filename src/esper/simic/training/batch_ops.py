@@ -4,21 +4,23 @@ Results stay on the device until the pass is over and its fence has completed.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.model import Incubation, MorphogeneticModel
 from esper.kasmina.optimizers import (
     clip_gradients,
     forget_gradients,
     gradients_of,
     sgd_step,
 )
+from esper.kasmina.trial import keep_what_helps
 from esper.leyline.reports import GradientReading, SeedReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import Stage
@@ -43,7 +45,9 @@ __all__ = [
     "materialize_gradient_readings",
     "materialize_train_pass",
     "process_train_batch",
+    "process_trial",
     "process_val_batch",
+    "try_seeds",
 ]
 
 MEASURED_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
@@ -89,6 +93,7 @@ def process_train_batch(
             collect_gradient_telemetry_for_batch(env)
         _clip_and_step(env, rules.max_grad_norm)
         env.train.add(loss, correct, batch.targets.numel())
+    env.last_batches.append(batch)
 
 
 def _unscaled(loss: Tensor) -> Tensor:
@@ -115,11 +120,48 @@ def backpropagate(
         parameters = list(incubation.slot.seed_parameters())
         if not parameters:
             continue
-        with autocast():
-            logits = model.forward_switched_on(incubation)
-        side_loss, _ = loss_and_correct(logits, batch.targets)
+        side_loss = _loss_switched_on(model, incubation, batch.targets, autocast)
         scale(side_loss).backward(inputs=parameters)  # type: ignore[no-untyped-call]
     return loss, correct
+
+
+def process_trial(env: ParallelEnvState, autocast: Autocast) -> None:
+    """Try the seeds in isolation on the last batches of the pass."""
+    with env.fence.entered(is_training=True):
+        env.num_tried = try_seeds(env.model, env.last_batches, autocast=autocast)
+    # Not kept until the next pass, as they may occupy a device's memory.
+    env.last_batches.clear()
+
+
+@torch.no_grad()
+def try_seeds(
+    model: MorphogeneticModel, batches: Iterable[Batch], *, autocast: Autocast = nullcontext
+) -> int:
+    """Let each seed in isolation keep as much of what it learned as helps the network.
+
+    Return the number of predictions that were looked at, 0 if no seed is in isolation. The network
+    is left in evaluation mode.
+    """
+    model.eval()
+    if not any(slot.is_incubating for slot in model.all_slots()):
+        return 0
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    with autocast():
+        logits, incubations = model.forward_and_features(inputs)
+    own_loss, _ = loss_and_correct(logits, targets)
+    for incubation in incubations:
+        look = partial(_loss_switched_on, model, incubation, targets, autocast)
+        keep_what_helps(incubation.slot, own_loss, look)
+    return targets.numel()
+
+
+def _loss_switched_on(
+    model: MorphogeneticModel, incubation: Incubation, targets: Tensor, autocast: Autocast
+) -> Tensor:
+    with autocast():
+        logits = model.forward_switched_on(incubation)
+    loss, _ = loss_and_correct(logits, targets)
+    return loss
 
 
 def _unscale_gradients(env: ParallelEnvState) -> None:

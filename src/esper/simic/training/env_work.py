@@ -18,6 +18,7 @@ from esper.simic.training.batch_ops import (
     TrainRules,
     materialize_train_pass,
     process_train_batch,
+    process_trial,
     process_val_batch,
 )
 from esper.simic.training.checkpoints.grown import materialize_grown_state
@@ -64,7 +65,8 @@ class TrainingWork(ActionWork):
         process_train_batch(env, batch, batch_index, self.rules)
 
     def finish_train(self, env: ParallelEnvState) -> None:
-        """Synchronize with the device once and read the accumulated results of the pass."""
+        """Try the seeds in isolation, synchronize once, and read the results of the pass."""
+        process_trial(env, self.rules.autocast)
         readings = materialize_train_pass(env)
         for slot_id, reading in readings.items():
             env.model.slot(slot_id).record_gradient(reading)
@@ -94,6 +96,7 @@ class TrainingWork(ActionWork):
             host_params=env.model.num_host_params,
             seed_params=env.model.num_seed_params,
             train_samples=env.train.total,
+            trial_samples=env.num_tried,
             val_samples=env.val.total,
             panic=panic,
         )

@@ -1,8 +1,10 @@
 """One env: a host with its optimizers, governor and tracker, and the accumulators of its passes."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,8 +13,10 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers
 from esper.kasmina.schedules import ScheduledOptimizer
 from esper.kasmina.slot_operations import SlotOperations
+from esper.kasmina.trial import TRIAL_BATCHES
 from esper.leyline.messages import Panic
 from esper.leyline.reports import SeedReport
+from esper.runtime.batches import Batch
 from esper.simic.control.context import HandlerContext
 from esper.simic.training.env_episode import EnvEpisode
 from esper.tolaria.fences import Fence
@@ -81,6 +85,10 @@ class ParallelEnvState(EnvEpisode):
     gradient_sample: GradientSample | None = None
     gradient_ratios: dict[str, float] = field(default_factory=dict)
     """Smoothed values by seed id."""
+    last_batches: deque[Batch] = field(default_factory=partial(deque, maxlen=TRIAL_BATCHES))
+    """The last training batches of the pass."""
+    num_tried: int = 0
+    """Predictions of the pass on which seeds in isolation were tried."""
     train_loss: float = 0.0
     train_accuracy_pct: float = 0.0
     train: Accumulators = field(init=False)
@@ -107,6 +115,8 @@ class ParallelEnvState(EnvEpisode):
         """Reset the accumulators for a new step."""
         self.train = Accumulators.zeros(1, self.device)
         self.gradient_sample = None
+        self.last_batches.clear()
+        self.num_tried = 0
         self.alarms = ()
         self.start_validation(num_configs=1)
 

@@ -26,6 +26,7 @@ class PassReadings:
     host_params: int
     seed_params: int
     train_samples: int
+    trial_samples: int
     val_samples: int
     panic: Panic | None
 
@@ -72,6 +73,7 @@ def observe_pass(
         became_stable=tracked.was_latched,
         panic=readings.panic,
         train_samples=readings.train_samples,
+        trial_samples=readings.trial_samples,
         val_samples=readings.val_samples,
         alarms=env.alarms,
     )

@@ -177,6 +177,7 @@ class ProbeWork(ActionWork):
             host_params=self.spec.num_params,
             seed_params=env.model.num_seed_params,
             train_samples=NUM_READINGS,
+            trial_samples=0,
             val_samples=NUM_READINGS,
             panic=panic,
         )
