@@ -73,7 +73,7 @@ OTHER_VALUES: dict[str, Any] = {
     "gae_lambda": 0.9,
     "ppo_updates_per_batch": 2,
     "recurrent_n_epochs": 2,
-    "num_minibatches": 2,
+    "num_minibatches": 3,
     "advantage_norm": "minibatch",
     "target_kl": None,
     "value_clip": 0.3,
