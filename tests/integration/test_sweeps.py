@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,14 +110,17 @@ def test_commands_that_search_one_study_share_its_trials_and_those_of_one_that_i
     with begun(tmp_path, *shared, "--rounds", "1000000") as endless:
         while not list(tmp_path.glob("runs/*/checkpoints/*.pt")):
             assert endless.poll() is None, endless.communicate()
+            time.sleep(0.05)
         with begun(tmp_path, *shared) as first, begun(tmp_path, *shared) as second:
             commands = (first, second)
             # They cannot end before: a trial that another command runs is not theirs to leave out.
             lines = [standard_output(command).readline() for command in commands]
             endless.kill()
-            ends = [command.communicate(timeout=100) for command in commands]
-            outputs = [line + rest for line, (rest, _) in zip(lines, ends, strict=True)]
-            assert [command.returncode for command in commands] == [0, 0], ends
+            # Not by `communicate`: it would miss what reading the first lines has buffered.
+            rests = [standard_output(command).read() for command in commands]
+            codes = [command.wait(timeout=100) for command in commands]
+    assert codes == [0, 0], rests
+    outputs = [line + rest for line, rest in zip(lines, rests, strict=True)]
     tables = [output.split("\n\n")[1] for output in outputs]
     assert tables[0] == tables[1]
     printed = [line.split(":")[0] for output in outputs for line in output.splitlines()]

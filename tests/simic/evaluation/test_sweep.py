@@ -122,7 +122,7 @@ def test_settings_that_do_not_fit_each_other_fail_with_their_reason(tmp_path: Pa
         "training.reward_family": Dimension(choices=("loss", "contribution")),
         "training.reward_mode": Dimension(choices=("shaped", "sparse")),
     }
-    rows = run(tmp_path, spec(tmp_path, trials=6, space=space)).trials
+    rows = run(tmp_path, spec(tmp_path, trials=6, space=space, sampler_seed=1)).trials
     failed = {row.number for row in rows if row.state == "failed"}
     assert failed == {
         row.number for row in rows if list(row.settings.values()) == ["loss", "sparse"]

@@ -125,13 +125,12 @@ class TrialQueue:
         import optuna
 
         owner = {COMMAND: self._own.name}
-        if not self.study.get_trials(deepcopy=False, states=(state_of("WAITING"),)):
+        if not self._in_state("WAITING"):
             # Not by ask() alone: for a moment, the trial would belong to nobody.
             self.study.enqueue_trial({}, user_attrs=owner)
         # With one seed for all, commands that begin together would draw the same settings.
-        seed = stream_seed(
-            self.spec.sampler_seed, purpose=StreamPurpose.TRIAL, round=len(self.study.trials)
-        )
+        number = self._in_state("WAITING")[0].number
+        seed = stream_seed(self.spec.sampler_seed, purpose=StreamPurpose.TRIAL, round=number)
         self.study.sampler = optuna.samplers.TPESampler(seed=seed % MAX_SAMPLER_SEED)
         trial = self.study.ask()
         trial.set_user_attr(COMMAND, owner[COMMAND])
@@ -139,8 +138,11 @@ class TrialQueue:
 
     def _running(self) -> Sequence["FrozenTrial"]:
         """Return the running trials of commands like this one."""
-        running = self.study.get_trials(deepcopy=False, states=(state_of("RUNNING"),))
-        return [trial for trial in running if COMMAND in trial.user_attrs]
+        return [trial for trial in self._in_state("RUNNING") if COMMAND in trial.user_attrs]
+
+    def _in_state(self, name: str) -> Sequence["FrozenTrial"]:
+        found: list[FrozenTrial] = self.study.get_trials(deepcopy=False, states=(state_of(name),))
+        return found
 
     def _running_elsewhere(self) -> Sequence["FrozenTrial"]:
         """Return the trials of commands beside this one; those of other directories are unknown."""
