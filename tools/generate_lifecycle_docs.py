@@ -74,6 +74,15 @@ statistics and no dropout generator move; the seed sees the network that validat
 Each seed in isolation has a side loss of its own, without the others, so that a broken seed
 spoils neither the host nor its neighbours. The cost is one more pass through the layers behind
 the slot, and it is counted as such in training FLOP.
+
+A host moves on with every batch, and a side loss looks at one batch at a time, so that what a seed
+has learned can be wrong for the host at the end of the pass. Each seed in isolation is therefore
+tried after every training pass: on the last 16 batches, with the host in evaluation mode, its
+weights become those on the way from birth, where it changes nothing, to what it has learned, at all
+of the way, a half, a quarter or none, whichever gives the network the lowest loss. Four forward
+passes over these batches (one of the host, and three of the seed and the layers behind its slot)
+count as training FLOP. The weights of the host and of blended seeds are not touched, and a seed
+whose loss is not a number stays as it is, for the gates to see.
 """
 
 
