@@ -80,11 +80,12 @@ SUBJECTS = {
         ("nissa/live/test_security.py",),
         "None instead of False or '', and a kind of authorization that is not known either",
     ),
-    "gae": Subject("esper.simic.agent.gae", ("simic/agent/test_gae.py",), ""),
+    "gae": Subject("esper.simic.agent.gae", ("simic/agent/test_gae.py",), "none"),
     "ppo_update": Subject(
         "esper.simic.agent.ppo_update",
         ("simic/agent/test_ppo_update.py", "simic/agent/test_ppo_metrics.py"),
-        "",
+        "None instead of False, gradients of 0 instead of none, the order of two `all`, a KL or "
+        "ratio that equals its limit, and 1e-8 beside a floor that is larger",
     ),
 }
 

@@ -684,7 +684,9 @@ def test_metrics_of_a_step_are_those_of_its_decisions() -> None:
     play_round(agent, rollbacks=ROLLBACKS)
     batch = prepared(agent)
     shift = 0.3 * torch.randn(batch.old_log_probs.shape, generator=generator(3))
-    batch = replace(batch, old_log_probs=batch.old_log_probs + shift)
+    advantages = batch.advantages.clone()
+    advantages[0] = 0.0  # neither positive nor negative
+    batch = replace(batch, old_log_probs=batch.old_log_probs + shift, advantages=advantages)
     with torch.no_grad():
         evaluation = ppo_update.evaluate_actions(agent.network, batch)
         ratios = ppo_update.compute_ratios(evaluation.log_probs, batch)
@@ -695,6 +697,8 @@ def test_metrics_of_a_step_are_those_of_its_decisions() -> None:
     [found] = materialize_figures(LossMetrics, trace.losses)
     joint, credit = ratios.joint[batch.is_decision], batch.advantages[batch.is_decision]
     high, low = joint > 1 + clip, joint < 1 - clip
+    assert high[credit == 0].any()
+    assert low[credit == 0].any()
     chosen = evaluation.log_probs[batch.is_learnable]
     expected = {
         "clip_fraction": (high.sum() + low.sum()) / len(joint),
@@ -731,6 +735,28 @@ def test_metrics_of_a_step_are_those_of_its_decisions() -> None:
             assert heads[head].ratio_max == pytest.approx(float(mine.max()), rel=1e-4)
             is_clipped = (mine > 1 + clip) | (mine < 1 - clip)
             assert heads[head].clip_fraction == pytest.approx(float(is_clipped.float().mean()))
+
+
+def test_metrics_of_a_single_decision_are_those_of_that_decision() -> None:
+    agent = small_agent(num_envs=1, num_steps=1, num_epochs=1, num_minibatches=1, target_kl=None)
+    play_round(agent)
+    batch = prepared(agent)
+    batch = replace(batch, old_log_probs=batch.old_log_probs - 1.0)  # each ratio is e
+    with torch.no_grad():
+        entropies = ppo_update.evaluate_actions(agent.network, batch).available_entropies
+
+    trace = run(agent, batch)
+
+    [heads] = materialize_heads(trace.heads)
+    is_learnable = dict(zip(HEADS, batch.is_learnable[0, 0].tolist(), strict=True))
+    is_available = dict(zip(HEADS, batch.is_available[0, 0].tolist(), strict=True))
+    assert {True, False} == set(is_learnable.values()) == set(is_available.values())
+    for head, entropy in zip(HEADS, entropies[0, 0].tolist(), strict=True):
+        found = heads[head]
+        assert found.learnable_fraction == is_learnable[head]
+        assert found.entropy == (pytest.approx(entropy) if is_available[head] else None)
+        assert found.ratio_max == (pytest.approx(math.e) if is_learnable[head] else None)
+        assert found.clip_fraction == (1.0 if is_learnable[head] else None)
 
 
 def test_metrics_of_a_step_contain_its_losses_and_gradient_norms() -> None:
