@@ -310,8 +310,8 @@ class RunOptions(_Config, frozen=True, kw_only=True):
     serve_origins: tuple[str, ...] = ()
     """Origins of other pages that may connect, such as http://dash.example:3000."""
     sinks: tuple[str, ...] = ()
-    """What gets the events as well: `tensorboard[:DIR]`, `wandb[:PROJECT]`, `jsonl:PATH` or a
-    plug-in's name, each in a process of its own."""
+    """What gets the events as well, each in a process of its own: `tensorboard`, `wandb`, `jsonl`
+    or the name of a plug-in, and behind a colon its directory, project or path."""
     sink_deadline_s: PositiveFloat = 60.0
     """Seconds after which a sink that takes no events is ended."""
     quiet: bool = False

@@ -59,7 +59,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rounds: PositiveInt = 10
     """A run is worth the mean task return of its last rounds, at most this many."""
     storage: str | None = None
-    """A journal file, or a URL such as `sqlite:///sweep.db`; None names a file after the study."""
+    """A journal file, or a database URL of SQLAlchemy; None names a file after the study."""
     is_pruned: bool = True
     """End trials whose return is below the median of others at the same point."""
     startup_trials: NonNegativeInt = 5

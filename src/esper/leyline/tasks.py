@@ -118,7 +118,7 @@ class ModuleHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="module"):
     """A network of the user's own, cut behind some of its submodules."""
 
     factory: str
-    """`package.module:function`; called without arguments, it returns the network."""
+    """Module and function, a colon between them; called without arguments, it returns a network."""
     after: tuple[str, ...]
     """The submodules with a slot behind them, in the order of the forward pass."""
     sample_shape: tuple[int, ...]

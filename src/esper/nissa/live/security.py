@@ -56,7 +56,7 @@ class Security:
     """The host that the server is bound to, without the port."""
     token: str | None = None
     allowed_origins: frozenset[str] = frozenset()
-    """Origins of other pages that may connect, such as `http://dash.example:3000`."""
+    """Origins of other pages that may connect, each with scheme, host and port."""
 
     def __post_init__(self) -> None:
         if self.token == "" or (self.token is None and not is_loopback(self.host)):

@@ -18,7 +18,7 @@ class SinkRequest:
 
     run_dir: Path
     target: str | None
-    """What stands behind the colon of `--sink NAME:TARGET`; None if nothing does."""
+    """What `--sink` names behind the colon; None if there is none."""
     manifest: RunManifest | None
     """None for a log without one."""
     started: TrainingStarted | None
