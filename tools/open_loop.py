@@ -101,6 +101,16 @@ RECIPES: Final[Mapping[str, tuple[Recipe, ...]]] = {
         )
         for seed_lr in (0.005, 0.02, 0.05)
     ),
+    "heavy": tuple(
+        Recipe(
+            name=f"conv_heavy from step {start}, seed_lr {seed_lr}",
+            start=start,
+            blueprints=_HEAVY,
+            settings={"seed_lr": seed_lr},
+        )
+        for start in (0, 2)
+        for seed_lr in (0.02, 0.05)
+    ),
 }
 """What `--set` chooses from."""
 
@@ -236,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="digits")
     parser.add_argument("--set", default="schedules", choices=RECIPES)
-    parser.add_argument("--recipe", action="append", help="only those that begin like this")
+    parser.add_argument("--recipe", action="append", help="only those with these names")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=40)
@@ -247,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipes = [
         recipe
         for recipe in RECIPES[options.set]
-        if recipe.name.startswith(tuple(options.recipe or ("",)))
+        if options.recipe is None or recipe.name in options.recipe
     ]
     results, dataset = _kept(options.out), None
     known = {(result.recipe, result.seed) for result in results}
