@@ -12,8 +12,8 @@ from esper.runtime.tasks import load_dataset
 
 
 def test_grown_network_costs_less_than_its_final_network_from_the_start() -> None:
-    recipe = Recipe(name="quick", start=1, blueprints=(Blueprint.CONV_SMALL,) * 3)
-    job = job_of("digits", recipe, seed=3, num_steps=7, data_dir=None)
+    recipe = Recipe(name="quick", start=4, blueprints=(Blueprint.CONV_SMALL,) * 3)
+    job = job_of("digits", recipe, seed=3, num_steps=9, data_dir=None)
 
     found = measure(job, recipe, load_dataset("digits", DataRequest()))
 

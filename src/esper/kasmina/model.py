@@ -196,6 +196,11 @@ class MorphogeneticModel(nn.Module):
         stages = (lifecycle.stage_of(slot.state) for slot in self.all_slots())
         return sum(stage is Stage.FOSSILIZED for stage in stages)
 
+    @property
+    def is_incubating(self) -> bool:
+        """Return whether a seed learns from the host's features without changing the output."""
+        return any(slot.is_incubating for slot in self.all_slots())
+
     def blended_slots(self) -> tuple[str, ...]:
         """Return the slots whose seeds change the output, in execution order."""
         slots = self._slots_in_execution_order()

@@ -298,13 +298,11 @@ def test_a_step_asks_each_fence_for_these_operations_in_this_order() -> None:
     world.wait()
     one_batch = [AWAIT, KEEP]
     train = [ENTER_TRAIN, *one_batch, LEAVE] * 3
-    trial = [ENTER_TRAIN, LEAVE]
     validation = [ENTER_VAL, *one_batch, LEAVE] * 2
     snapshot, action = [ENTER_TRAIN, LEAVE], [ENTER_TRAIN, LEAVE]
     for fence in fences:
         assert fence.calls == [
             *train,
-            *trial,
             SYNC,
             *validation,
             SYNC,

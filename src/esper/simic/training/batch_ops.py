@@ -127,8 +127,9 @@ def backpropagate(
 
 def process_trial(env: ParallelEnvState, autocast: Autocast) -> None:
     """Try the seeds in isolation on the last batches of the pass."""
-    with env.fence.entered(is_training=True):
-        env.num_tried = try_seeds(env.model, env.last_batches, autocast=autocast)
+    if env.model.is_incubating:
+        with env.fence.entered(is_training=True):
+            env.num_tried = try_seeds(env.model, env.last_batches, autocast=autocast)
     # Not kept until the next pass, as they may occupy a device's memory.
     env.last_batches.clear()
 
@@ -139,12 +140,12 @@ def try_seeds(
 ) -> int:
     """Let each seed in isolation keep as much of what it learned as helps the network.
 
-    Return the number of predictions that were looked at, 0 if no seed is in isolation. The network
-    is left in evaluation mode.
+    Return the number of predictions that were looked at, 0 if no seed is in isolation. Otherwise,
+    the network is left in evaluation mode.
     """
-    model.eval()
-    if not any(slot.is_incubating for slot in model.all_slots()):
+    if not model.is_incubating:
         return 0
+    model.eval()
     inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     with autocast():
         logits, incubations = model.forward_and_features(inputs)
