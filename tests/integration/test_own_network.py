@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.builders.commands import run_esper
 from tests.builders.fingerprints import fingerprint
 
 import esper
@@ -60,8 +61,8 @@ def test_documented_network_grows_and_is_loaded_again(
 
 
 @pytest.fixture(scope="module")
-def installed(directory: Path) -> dict[str, str]:
-    """Return the environment of a machine where the documented task is installed."""
+def installed(directory: Path) -> Path:
+    """Return a directory of packages in which the documented task is installed."""
     package = directory / "site"
     metadata = package / "my_network-1.dist-info"
     metadata.mkdir(parents=True)
@@ -72,32 +73,25 @@ def installed(directory: Path) -> dict[str, str]:
     (package / "my_network.py").write_text(text, encoding="utf-8")
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-network\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text("[esper.tasks]\nmy_resnet = my_network:register\n")
-    return {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+    return package
 
 
-def train(directory: Path, environment: dict[str, str], *arguments: str) -> str:
+def train(directory: Path, site: Path, *arguments: str) -> str:
     """Run esper-train; return its standard output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "esper.scripts.train", *arguments],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = run_esper("train", *arguments, cwd=directory, path=site)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_own_network_runs_in_worker_processes_is_resumed_and_evaluated(
-    installed: dict[str, str], tmp_path: Path
+    installed: Path, tmp_path: Path
 ) -> None:
-    settings = ("--task", "my_resnet", "--envs", "2", "--episode-length", "4", "--rounds", "1")
+    settings = ("--task", "my_resnet", "--envs", "2", "--episode-length", "3", "--rounds", "1")
+    batches = ("--batch-size", "250")
     prints = []
     for engine in ("threads", "processes"):
         workers = ("--engine", engine, "--workers", "2", "--quiet", "--telemetry-dir", engine)
-        train(tmp_path, installed, "ppo", *settings, *workers)
+        train(tmp_path, installed, "ppo", *settings, *batches, *workers)
         train(tmp_path, installed, "ppo", "--resume", "latest", "--rounds", "2", *workers)
         (run_dir,) = (tmp_path / engine).iterdir()
         prints.append(fingerprint(run_dir))

@@ -1,11 +1,10 @@
 """Probes as a user runs them: the commands, their files, and a run that is resumed."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.builders.commands import run_esper
 from tests.simic.training.runs import last_checkpoint, lines_of, weights_digest
 
 from esper.leyline.probes import PROBES
@@ -15,16 +14,11 @@ TASK = "probe:memory"
 """Its envs start with a seed, whose events must add up as those of other seeds do."""
 
 
-def esper(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"esper.scripts.{program}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a finished run of three rounds."""
     directory = tmp_path_factory.mktemp("runs")
-    done = esper(
+    done = run_esper(
         *("train", "ppo", "--task", TASK, "--rounds", "3", "--envs", "3", "--quiet"),
         *("--telemetry-dir", str(directory)),
     )
@@ -34,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_probe_leaves_a_valid_log_and_no_network(run: Path) -> None:
-    checked = esper("telemetry", "validate", str(run))
+    checked = run_esper("telemetry", "validate", str(run))
     assert checked.returncode == 0, checked.stdout
     assert read_manifest(run).data_source == "none"
     assert {path.name for path in run.iterdir()} == {
@@ -45,7 +39,7 @@ def test_a_probe_leaves_a_valid_log_and_no_network(run: Path) -> None:
 def test_a_resumed_probe_equals_one_that_was_not_interrupted(run: Path, tmp_path: Path) -> None:
     again = Path(shutil.copytree(run, tmp_path / run.name))
     checkpoint = again / "checkpoints" / "round-000001.pt"
-    resumed = esper(
+    resumed = run_esper(
         *("train", "ppo", "--resume", str(checkpoint), "--quiet"),
         *("--telemetry-dir", str(tmp_path)),
     )
@@ -56,7 +50,7 @@ def test_a_resumed_probe_equals_one_that_was_not_interrupted(run: Path, tmp_path
 
 
 def test_a_policy_is_evaluated_on_a_probe(run: Path) -> None:
-    done = esper(
+    done = run_esper(
         *("train", "eval", "--checkpoint", str(last_checkpoint(run)), "--seeds", "5", "--greedy")
     )
     assert done.returncode == 0, done.stderr
@@ -64,7 +58,7 @@ def test_a_policy_is_evaluated_on_a_probe(run: Path) -> None:
 
 
 def test_a_probe_has_no_network_to_save(run: Path, tmp_path: Path) -> None:
-    refused = esper(
+    refused = run_esper(
         *("train", "eval", "--checkpoint", str(last_checkpoint(run)), "--seeds", "5"),
         *("--save-model", str(tmp_path / "grown.pt")),
     )
@@ -73,7 +67,7 @@ def test_a_probe_has_no_network_to_save(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_probe_has_no_network_to_train_from_scratch(run: Path, tmp_path: Path) -> None:
-    refused = esper(
+    refused = run_esper(
         *("train", "compare", "--task", TASK, "--arms", f"static-final:{run}", "random"),
         *("--seeds", "5", "6", "--envs", "2", "--out", str(tmp_path / "out")),
     )
@@ -82,5 +76,5 @@ def test_a_probe_has_no_network_to_train_from_scratch(run: Path, tmp_path: Path)
 
 
 def test_all_probes_are_listed() -> None:
-    listed = esper("train", "tasks").stdout
+    listed = run_esper("train", "tasks").stdout
     assert all(f"probe:{name} " in listed for name in PROBES)

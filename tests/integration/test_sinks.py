@@ -8,25 +8,15 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from tests.builders.commands import run_esper
 from tests.simic.training.runs import lines_of
 
 PROBE = ("ppo", "--task", "probe:memory", "--rounds", "2", "--envs", "2", "--seed", "3", "--quiet")
 
 
-def esper(program: str, *arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"esper.scripts.{program}", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **options,
-    )
-
-
 def run_with(folder: Path, *flags: str) -> tuple[Path, str]:
     """Return the directory of a run and what it printed on stderr."""
-    done = esper("train", *PROBE, "--telemetry-dir", str(folder), *flags)
+    done = run_esper("train", *PROBE, "--telemetry-dir", str(folder), *flags)
     assert done.returncode == 0, done.stderr
     (found,) = folder.glob("*_*")
     return found, done.stderr
@@ -45,7 +35,7 @@ def test_several_sinks_get_a_run_that_equals_one_without(plain: Path, tmp_path: 
     stored = json.loads((run / "run.json").read_text())["job"]["run"]["sinks"]
     assert stored == ["jsonl", "tensorboard"]
     for sink in sinks:  # on a busy machine, a sink may be late at the end of so short a run
-        done = esper("telemetry", "export", str(run), "--to", sink, "--continue")
+        done = run_esper("telemetry", "export", str(run), "--to", sink, "--continue")
         assert done.returncode == 0, done.stderr
     lines = dict.fromkeys(out.read_bytes().splitlines())
     assert list(lines) == (run / "events.jsonl").read_bytes().splitlines()
@@ -67,7 +57,7 @@ def test_a_sink_that_hangs_is_reported_once_and_changes_nothing(
 
 
 def test_an_unknown_sink_ends_the_command_before_anything_is_written(tmp_path: Path) -> None:
-    done = esper("train", *PROBE, "--telemetry-dir", str(tmp_path / "runs"), "--sink", "wand")
+    done = run_esper("train", *PROBE, "--telemetry-dir", str(tmp_path / "runs"), "--sink", "wand")
     assert done.returncode == 2
     assert "did you mean 'wandb'" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -75,22 +65,24 @@ def test_an_unknown_sink_ends_the_command_before_anything_is_written(tmp_path: P
 
 def test_parquet_and_csv_have_the_rows_of_the_views(plain: Path, tmp_path: Path) -> None:
     for form in ("parquet", "csv"):
-        done = esper("telemetry", "export", str(plain), "--to", form, "-o", str(tmp_path / form))
+        done = run_esper(
+            "telemetry", "export", str(plain), "--to", form, "-o", str(tmp_path / form)
+        )
         assert done.returncode == 0, done.stderr
         rows = duckdb.sql(f"SELECT round FROM '{tmp_path / form / 'rounds'}.{form}'").fetchall()
         assert rows == [(0,), (1,)]
-    again = esper("telemetry", "export", str(plain), "--to", "csv", "-o", str(tmp_path / "csv"))
+    again = run_esper("telemetry", "export", str(plain), "--to", "csv", "-o", str(tmp_path / "csv"))
     assert again.returncode == 2
     assert "exists already" in again.stderr
 
 
 def test_an_export_continues_where_an_earlier_one_stopped(plain: Path, tmp_path: Path) -> None:
     sink = f"jsonl:{tmp_path / 'copy.jsonl'}"
-    first = esper("telemetry", "export", str(plain), "--to", sink)
+    first = run_esper("telemetry", "export", str(plain), "--to", sink)
     assert first.returncode == 0, first.stderr
     num_events = len((plain / "events.jsonl").read_bytes().splitlines())
     assert first.stdout == f"delivered {num_events} events to {sink}\n"
-    again = esper("telemetry", "export", str(plain), "--to", sink, "--continue")
+    again = run_esper("telemetry", "export", str(plain), "--to", sink, "--continue")
     assert again.stdout == f"delivered 0 events to {sink}, from event {num_events} on\n"
 
 
@@ -137,5 +129,5 @@ open_sink = Counting
 
 
 def test_a_query_says_nothing_of_its_library(plain: Path) -> None:
-    done = esper("telemetry", "query", str(plain), "SELECT count(*) FROM rounds")
+    done = run_esper("telemetry", "query", str(plain), "SELECT count(*) FROM rounds")
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.builders.commands import run_esper
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`(\w+\.py)`")
@@ -82,14 +84,7 @@ def test_own_task(tmp_path: Path) -> None:
 
 def esper(program: str, arguments: str, directory: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command of Esper in a directory."""
-    return subprocess.run(
-        [sys.executable, "-m", f"esper.scripts.{program}", *arguments.split()],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    return run_esper(program, *arguments.split(), cwd=directory)
 
 
 def test_checkpoint_executes_no_code_that_its_user_did_not_name(tmp_path: Path) -> None:

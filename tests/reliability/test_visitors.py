@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.builders.commands import run_esper
 from tests.builders.process_tree import process_tree, server_process, tree_bytes
 from tests.integration.served import (
     ENDLESS,
@@ -362,8 +363,7 @@ def finished(original: Path, tmp_path: Path) -> Path:
 
 
 def train(*flags: str) -> None:
-    command = [sys.executable, "-m", "esper.scripts.train", "ppo", "--quiet"]
-    subprocess.run([*command, *flags], check=True, timeout=WAIT_S)
+    run_esper("train", "ppo", "--quiet", *flags).check_returncode()
 
 
 class Shown:

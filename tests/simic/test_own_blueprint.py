@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.builders.commands import run_esper
 from tests.builders.fingerprints import fingerprint
 
 from esper.leyline.telemetry import decode_event
@@ -26,8 +27,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(directory: Path) -> dict[str, str]:
-    """Return the environment of a machine where the documented blueprint is installed."""
+def installed(directory: Path) -> Path:
+    """Return a directory of packages in which the documented blueprint is installed."""
     metadata = directory / "my_blueprint-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-blueprint\nVersion: 1\n")
@@ -36,16 +37,14 @@ def installed(directory: Path) -> dict[str, str]:
     assert found is not None
     entry_point = found[2].replace('"', "")
     (metadata / "entry_points.txt").write_text(f"[{found[1]}]\n{entry_point}")
-    return {**os.environ, "PYTHONPATH": str(directory), "OMP_NUM_THREADS": "1"}
+    return directory
 
 
-def run(
-    *arguments: str, cwd: Path, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_script(name: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, name],
         cwd=cwd,
-        env=env or {**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=110,
@@ -53,9 +52,9 @@ def run(
     )
 
 
-def train(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str:
+def train(*arguments: str, cwd: Path, path: Path | None = None) -> str:
     """Run esper-train; return what it wrote on standard error, "" if it succeeded."""
-    done = run("-m", "esper.scripts.train", *arguments, cwd=cwd, env=env)
+    done = run_esper("train", *arguments, cwd=cwd, path=path)
     assert (done.returncode == 0) is (not done.stderr), done.stderr
     return done.stderr
 
@@ -63,7 +62,7 @@ def train(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str:
 @pytest.fixture(scope="module")
 def documented_run(directory: Path) -> Path:
     """Return the directory of the documented run."""
-    done = run("my_blueprint.py", cwd=directory)
+    done = run_script("my_blueprint.py", directory)
     assert done.returncode == 0, done.stderr
     (run_dir,) = (directory / "runs").iterdir()
     return run_dir
@@ -82,12 +81,12 @@ def test_policy_of_the_documented_run_has_one_choice_more(documented_run: Path) 
 
 
 def test_checkpoint_of_another_registry_is_refused_by_name(
-    documented_run: Path, installed: dict[str, str]
+    documented_run: Path, installed: Path
 ) -> None:
     resume = ("ppo", "--resume", str(documented_run), "--rounds", "2", "--quiet")
 
     unknown = train(*resume, cwd=documented_run)
-    other = train(*resume, "--blueprints", "widen", cwd=documented_run, env=installed)
+    other = train(*resume, "--blueprints", "widen", cwd=documented_run, path=installed)
 
     assert "unknown cnn blueprint 'dilated'" in unknown
     assert "training.blueprints was ('dilated',) and is now ('widen',)" in other
@@ -101,7 +100,7 @@ def germinated(run_dir: Path) -> set[str]:
 
 
 def test_seeds_of_the_blueprint_grow_in_worker_processes_as_on_threads(
-    installed: dict[str, str], tmp_path: Path
+    installed: Path, tmp_path: Path
 ) -> None:
     settings = (
         "--task",
@@ -114,12 +113,14 @@ def test_seeds_of_the_blueprint_grow_in_worker_processes_as_on_threads(
         "2",
         "--seed",
         "1",
+        "--batch-size",
+        "250",
     )
     offered = ("--blueprints", "dilated", "grad_max", "widen")
     prints = []
     for engine in ("threads", "processes"):
         workers = ("--engine", engine, "--workers", "2", "--quiet", "--telemetry-dir", engine)
-        assert train("random", *settings, *offered, *workers, cwd=tmp_path, env=installed) == ""
+        assert train("random", *settings, *offered, *workers, cwd=tmp_path, path=installed) == ""
         (run_dir,) = (tmp_path / engine).iterdir()
         prints.append(fingerprint(run_dir))
 
@@ -134,7 +135,7 @@ def test_blueprint_of_a_script_is_refused_in_worker_processes_before_anything_is
     script = text.replace("n_envs=2", 'engine="processes", n_envs=2')
     (tmp_path / "my_script.py").write_text(script, encoding="utf-8")
 
-    done = run("my_script.py", cwd=tmp_path)
+    done = run_script("my_script.py", tmp_path)
 
     assert done.returncode != 0
     assert "blueprint 'dilated' was registered in this process only" in done.stderr

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -13,17 +12,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.builders.commands import CONTEXT
 from tests.builders.tiny_tasks import TINY, register_tiny_tasks
 
-# Loaded here, so that every process forked from the first one has them.
-import esper.karn.monitor
-import esper.simic.training.vectorized  # noqa: F401
 from esper.nissa.storage.files import FileSystem
 from esper.scripts.train import main
 from esper.tolaria.stopping import StopFlag
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([__name__])
 WAIT_S = 600.0
 
 

@@ -14,9 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.builders.commands import CONTEXT
 from tests.builders.fingerprints import fingerprint
 from tools.bench.rows import Row
-from tools.soak.children import CONTEXT, WAIT_S, Ended, resume_flags, run_child
+from tools.soak.children import WAIT_S, Ended, resume_flags, run_child
 from tools.soak.tampering import finished_run
 
 from esper.leyline.errors import ExitCode
