@@ -17,7 +17,7 @@ from esper.simic.training.static_work import seeds_in
 
 SOON = "training.lifecycle.min_training_steps=2"
 """Seeds are blended within the short episodes."""
-TINY = ("--envs", "2", "--episode-length", "6", "--rounds", "1", "--quiet", "--set", SOON)
+TINY = ("--envs", "2", "--episode-length", "5", "--rounds", "1", "--quiet", "--set", SOON)
 # Four runs and an evaluation of real networks, which take long on a busy machine.
 pytestmark = pytest.mark.timeout(400)
 SHAPES = {"digits_vit": (1, 8, 8), "cifar_resnet20": (3, 32, 32)}

@@ -22,6 +22,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     telemetry_dir = tmp_path_factory.mktemp("runs")
     command = [sys.executable, "-m", "esper.scripts.train", "ppo", "--task", "digits"]
     sizes = {"rounds": NUM_ROUNDS, "envs": NUM_ENVS, "episode-length": NUM_STEPS, "lanes": 1}
+    sizes["batch-size"] = 250
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
     subprocess.run(
         [*command, *flags, "--telemetry-dir", str(telemetry_dir)],

@@ -171,6 +171,7 @@ def test_signal_ends_a_comparison_with_the_way_on(tmp_path: Path, awaited: str) 
     command = [
         *(sys.executable, "-m", "esper.scripts.train", "compare", "--task", "digits"),
         *("--arms", "wait", "random", "--seeds", "3-9", "--envs", "2", "--episode-length", "6"),
+        *("--batch-size", "250"),
         *("--out", str(tmp_path / "runs"), "--html", str(tmp_path / "report.html")),
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
