@@ -72,7 +72,8 @@ async def test_server_yields_the_processor_to_the_run_and_to_its_workers(tmp_pat
             async with connect(f"ws://127.0.0.1:{port}/ws/view", open_timeout=WAIT_S) as viewer:
                 await viewer.recv()
                 server = await anyio.to_thread.run_sync(server_process, os.getpid())
-                assert os.getpriority(os.PRIO_PROCESS, server) == NICENESS
+                own = os.getpriority(os.PRIO_PROCESS, 0)  # the tests may run under `nice`
+                assert os.getpriority(os.PRIO_PROCESS, server) == min(own + NICENESS, 19)
                 # A session is what Linux divides the processor between where it has autogroups.
                 assert os.getsid(server) == server
                 assert group_niceness(server) in (NICENESS, None)
