@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import pytest
 from tools.source_modules import SOURCE_ROOT, SourceModule, source_modules
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -288,13 +289,17 @@ ALLOWED: dict[str, str] = {
 """Patterns of labels, and why src need not use what they match."""
 
 
-def test_everything_that_is_defined_is_used() -> None:
-    listed = unused(source_modules(), ASSETS)
+@pytest.fixture(scope="module")
+def listed() -> list[str]:
+    """Return the labels of everything that src defines and does not use."""
+    return unused(source_modules(), ASSETS)
+
+
+def test_everything_that_is_defined_is_used(listed: list[str]) -> None:
     assert [label for label in listed if not any(fnmatchcase(label, it) for it in ALLOWED)] == []
 
 
-def test_every_exception_is_still_needed() -> None:
-    listed = unused(source_modules(), ASSETS)
+def test_every_exception_is_still_needed(listed: list[str]) -> None:
     assert [it for it in ALLOWED if not any(fnmatchcase(label, it) for label in listed)] == []
 
 
