@@ -15,7 +15,6 @@ __all__ = [
     "ZeroConv2d",
     "ZeroGroupNorm",
     "ZeroLinear",
-    "fill_zeros",
     "initialise",
     "num_groups",
 ]
@@ -139,14 +138,6 @@ def initialise(
                 nn.init.zeros_(part.bias)
         elif isinstance(part, Embedding):
             nn.init.normal_(part.weight, std=EMBEDDING_STD, generator=generator)
-
-
-@torch.no_grad()
-def fill_zeros(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw every parameter that is zero from N(0, 1), so that the module is no identity."""
-    for parameter in module.parameters():
-        if not parameter.any():
-            parameter.normal_(generator=generator)
 
 
 class CausalAttention(nn.Module):

@@ -14,7 +14,6 @@ from esper.kasmina.blending import (
     blend_multiply,
 )
 from esper.kasmina.blueprints import build_seed
-from esper.kasmina.layers import fill_zeros
 from esper.kasmina.lifecycle import Frozen, ModuleDropped, Transition
 from esper.kasmina.seed import GerminationRequest, SeedState
 from esper.kasmina.slot_operations import Emit, SlotOperations, discard
@@ -213,8 +212,6 @@ class SeedSlot(SlotOperations, nn.Module):
         self, state: SeedState, generator: torch.Generator, device: torch.device | None
     ) -> SeedModules:
         seed = build_seed(self.topology, state.blueprint, self.channels, generator)
-        if state.is_sterile:
-            fill_zeros(seed, generator)
         seed = seed.to(device)
         self._probe(seed, device)
         if state.style.algorithm is not AlphaAlgorithm.GATE:

@@ -28,7 +28,7 @@ class ContextSpec(msgspec.Struct, frozen=True, kw_only=True):
     input_scale: float = 1.0
     """Factor of the normalised inputs."""
     sterile_share: float = 0.0
-    """Probability that a seed is sterile: its weights are random and never change."""
+    """Probability that a seed is sterile: it stays the identity that it is born as."""
 
     @property
     def changes_data(self) -> bool:
