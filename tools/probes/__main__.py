@@ -3,7 +3,9 @@
 For each probe: the return of the best policy and of the best open-loop schedule by exhaustive
 search, the share of the best return that PPO earns greedily in held-out envs under each training
 seed, the same for a policy whose observations are shuffled between envs, and the CPU time of one
-training run. Exits with 1 if a probe is not learned, or if a blind policy learns it.
+training run. For `probe:growth`, which is too large for that, the best rule and the best schedule
+that a search over plans finds stand for the best policy and schedule. Exits with 1 if a probe is
+not learned, or if a blind policy learns it.
 
 Usage: python -m tools.probes [NAME ...] [--seeds 1 2 3] [--speed]
 """
@@ -21,13 +23,14 @@ from esper.leyline.errors import UnknownNameError
 from esper.leyline.probes import PROBES
 from tools.markdown import table
 from tools.probes.learning import job_of, last_checkpoint, play, setup_of, train
+from tools.probes.plans import PLANNED, best_plan, mean_return
 from tools.probes.solver import solve
 from tools.probes.speed import speed_table
 
 __all__ = ["REQUIRED_SHARE", "main"]
 
 REQUIRED_SHARE: Final = 0.95
-NEED_EYES: Final = frozenset({"context", "lottery", "memory"})
+NEED_EYES: Final = frozenset({"context", "growth", "lottery", "memory"})
 """Probes that cannot be learned without observations."""
 
 
@@ -84,27 +87,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measured(name: str, seeds: Sequence[int]) -> Row:
     """Train and play one probe, seeing under every seed and blind under the first."""
-    setup = setup_of(job_of(name))
-    best, schedule = solve(setup), solve(setup, is_open_loop=True)
+    best, schedule = references_of(name)
     began_s = time.process_time()
     learned = tuple(share_learned(name, seed) for seed in seeds)
     cpu_s = (time.process_time() - began_s) / len(seeds)
     return Row(
         name=name,
-        best_return=best.mean_return,
-        open_loop=schedule.mean_return / best.mean_return,
+        best_return=best,
+        open_loop=schedule / best,
         learned=learned,
         blind=share_learned(name, seeds[0], is_blind=True) if name in NEED_EYES else None,
         cpu_s=cpu_s,
     )
 
 
+def references_of(name: str) -> tuple[float, float]:
+    """Return what the best policy and the best open-loop schedule earn."""
+    if name == PLANNED:
+        return mean_return(best_plan()), mean_return(best_plan(is_open_loop=True))
+    setup = setup_of(job_of(name))
+    return solve(setup).mean_return, solve(setup, is_open_loop=True).mean_return
+
+
 def share_learned(name: str, seed: int, *, is_blind: bool = False, **training: object) -> float:
     """Train a policy and return the share of the best return that it earns in held-out envs."""
-    best = solve(setup_of(job_of(name, **training)))
     with tempfile.TemporaryDirectory() as directory:
         job = job_of(name, seed=seed, telemetry_dir=Path(directory), blind=is_blind, **training)
-        share = play(last_checkpoint(train(job))).share_of(best)
+        played = play(last_checkpoint(train(job)))
+    if name == PLANNED:
+        share = played.mean_return / mean_return(best_plan())
+    else:
+        share = played.share_of(solve(setup_of(job_of(name, **training))))
     who = "blind policy" if is_blind else "policy"
     print(f"probe:{name}, {who} of seed {seed}: {share:.1%}", file=sys.stderr, flush=True)
     return share

@@ -255,7 +255,7 @@ def _slot_signature(slot: ProbeSlot) -> Key:
         state, seed_id="", blueprint=Blueprint.NOOP, germinated_at_step=0, measured=Measurements()
     )
     is_measured = (measured.gradient is None, measured.contribution_pp is None)
-    return plain, is_measured, slot.worth_pp
+    return plain, is_measured, slot.worth
 
 
 def _copied(env: ProbeEnv) -> ProbeEnv:

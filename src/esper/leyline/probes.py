@@ -8,11 +8,28 @@ import msgspec
 from esper.leyline.actions import Blueprint, Topology
 from esper.leyline.slots import format_slot_id
 
-__all__ = ["PROBES", "PROBE_PREFIX", "Probe", "ProbeHostSpec"]
+__all__ = [
+    "LOTTERY_LIFECYCLE",
+    "PROBES",
+    "PROBE_PREFIX",
+    "RENTED",
+    "OfferedSeed",
+    "Probe",
+    "ProbeHostSpec",
+]
 
 PROBE_PREFIX: Final = "probe:"
 
 ProbeSettings: TypeAlias = Mapping[str, object]
+
+
+class OfferedSeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a blueprint costs and is worth in each slot, in action order."""
+
+    blueprint: Blueprint
+    num_params: tuple[int, ...]
+    worth_pct: tuple[float, ...]
+    """Share of the missing accuracy that a grown seed adds."""
 
 
 class ProbeHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
@@ -55,6 +72,18 @@ class ProbeHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Lost for each pair of seeds that are blended in, times both alphas."""
     starts_with_seed: bool = False
     """Whether the first slot holds a seed from the first step on."""
+    offers: tuple[OfferedSeed, ...] = ()
+    """Replaces `gain_pp` and `seed_params`. A worth, a dud's included, is then a share of the
+    missing accuracy, so that two seeds of 50 % leave a quarter of it."""
+    grows_over_steps: float = 0.0
+    """Steps after it begins to show in which a seed reaches 63 % of its worth; 0: at once."""
+    luck_spread: float = 0.0
+    """The worth of a seed is multiplied by up to 1 plus or minus this."""
+    end_spread_pp: float = 0.0
+    """The host's end differs from `end_pct` by up to this."""
+    noise_pp: float = 0.0
+    """Standard deviation of a measured accuracy; gradients are then noise as well, and tell nothing
+    about a seed's worth."""
 
     @property
     def topology(self) -> Topology:
@@ -81,6 +110,23 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     settings: ProbeSettings
 
 
+RENTED: Final[ProbeSettings] = {
+    # The gain of accuracy at the end, minus rent for the parameters of every step: a seed that does
+    # not pay for itself is better not planted.
+    "reward_mode": "basic",
+    "reward": {
+        "disable_pbrs": True,
+        "param_budget": 1000,
+        "param_penalty_weight": 0.025,
+        "basic_acc_delta_weight": 5.0,
+        "basic_fossilize_base_bonus": 0.0,
+        "basic_contribution_scale": 0.0,
+        "basic_fossilize_invalid_penalty": 0.0,
+        "basic_fossilize_noncontributing_penalty": 0.0,
+    },
+}
+"""The reward of tasks with contexts, and of the probe that resembles one of them."""
+
 _ALWAYS_LEGAL: Final = 0
 _NEVER_LEGAL: Final = 10_000
 """An age that no seed reaches: its prune is never legal."""
@@ -95,6 +141,10 @@ def _lifecycle(*, min_training_steps: int = 1, min_prune_age_steps: int) -> Prob
         "embargo_steps": 1,
     }
 
+
+LOTTERY_LIFECYCLE: Final = _lifecycle(min_prune_age_steps=6)
+"""Rules under which a dud can be replaced: it is removed three steps after it is blended in, and
+two steps later its slot is free again."""
 
 _LEARNER: Final[ProbeSettings] = {
     "n_envs": 64,
@@ -272,8 +322,55 @@ _RENT: Final = Probe(
     },
 )
 
+_OFFERS: Final = tuple(
+    OfferedSeed(blueprint=blueprint, num_params=num_params, worth_pct=worth_pct)
+    for blueprint, num_params, worth_pct in (
+        (Blueprint.CONV_LIGHT, (152, 592, 2336), (70.0, 68.0, 48.0)),
+        (Blueprint.ATTENTION, (12, 40, 144), (0.0, 0.0, 0.0)),
+        (Blueprint.NORM, (9, 17, 33), (5.0, 8.0, 10.0)),
+        (Blueprint.DEPTHWISE, (60, 152, 432), (50.0, 57.0, 30.0)),
+        (Blueprint.BOTTLENECK, (648, 720, 864), (68.0, 72.0, 40.0)),
+        (Blueprint.CONV_SMALL, (24, 80, 288), (15.0, 15.0, 10.0)),
+        (Blueprint.CONV_HEAVY, (296, 1168, 4640), (80.0, 70.0, 55.0)),
+    )
+)
+
+_GROWTH: Final = Probe(
+    name="growth",
+    summary="probe: the job of digits_lottery without networks: half of all seeds are duds",
+    # Fitted to 104 episodes of digits_lottery under fixed schedules; see docs/probes.md.
+    host=ProbeHostSpec(
+        num_slots=3,
+        num_params=390,
+        start_pct=10.0,
+        end_pct=40.0,
+        rise_steps=25.0,
+        end_spread_pp=12.0,
+        gain_pp=(0.0,),
+        offers=_OFFERS,
+        dud_share=0.5,
+        dud_pp=-5.0,
+        shows_at_age=3,
+        grows_over_steps=12.0,
+        luck_spread=0.2,
+        noise_pp=2.5,
+    ),
+    settings={
+        **_LEARNER,
+        **RENTED,
+        "max_epochs": 40,
+        # As the policy of digits_lottery, which can begin with the weights learned here.
+        "lstm_hidden_dim": 64,
+        "feature_dim": 64,
+        "lifecycle": LOTTERY_LIFECYCLE,
+    },
+)
+
 PROBES: Final[Mapping[str, Probe]] = {
     probe.name: probe
-    for probe in (_CONSTANT, _DISCOUNT, _MEMORY, _CONTEXT, _LOTTERY, _PATIENCE, _RENT)
+    for probe in (
+        *(_CONSTANT, _DISCOUNT, _MEMORY, _CONTEXT, _LOTTERY, _PATIENCE, _RENT),
+        _GROWTH,
+    )
 }
 """The probes that ship with Esper; the task of one is `probe:NAME`."""

@@ -23,6 +23,8 @@ class StreamPurpose(StrEnum):
     SHAPLEY = "shapley"
     PROBE = "probe"
     """Hidden draws of a probe's env."""
+    PROBE_NOISE = "probe_noise"
+    """What the measurements of a probe's env are off by."""
     CONTEXT = "context"
     """Context of an episode, and what it changes of the data."""
     SEED_LUCK = "seed_luck"

@@ -9,7 +9,14 @@ import msgspec
 from esper.leyline.actions import Topology
 from esper.leyline.contexts import ContextSpec
 from esper.leyline.errors import UnknownNameError
-from esper.leyline.probes import PROBE_PREFIX, PROBES, Probe, ProbeHostSpec
+from esper.leyline.probes import (
+    LOTTERY_LIFECYCLE,
+    PROBE_PREFIX,
+    PROBES,
+    RENTED,
+    Probe,
+    ProbeHostSpec,
+)
 from esper.leyline.slots import DEFAULT_SLOT_IDS, format_slot_id
 
 __all__ = [
@@ -337,23 +344,6 @@ _FASHION_GROWTH: Final = msgspec.structs.replace(
     max_held_out=1000,
 )
 
-_RENTED: Final[Settings] = {
-    # The gain of accuracy at the end, minus rent for the parameters of every step: a seed that does
-    # not pay for itself is better not planted.
-    "reward_mode": "basic",
-    "reward": {
-        "disable_pbrs": True,
-        "param_budget": 1000,
-        "param_penalty_weight": 0.025,
-        "basic_acc_delta_weight": 5.0,
-        "basic_fossilize_base_bonus": 0.0,
-        "basic_contribution_scale": 0.0,
-        "basic_fossilize_invalid_penalty": 0.0,
-        "basic_fossilize_noncontributing_penalty": 0.0,
-    },
-}
-"""The reward of tasks with contexts."""
-
 _FAMILY: Final = (
     ContextSpec(
         name="pointwise",
@@ -399,7 +389,6 @@ def _with_contexts(
     task: TaskSpec, name: str, summary: str, contexts: tuple[ContextSpec, ...]
 ) -> TaskSpec:
     """Return a family of tasks that is learned with the settings of growth, and with rent."""
-    lifecycle = {**_growth_lifecycle(min_training_steps=1), "min_prune_age_steps": 8}
     return msgspec.structs.replace(
         task,
         name=name,
@@ -408,8 +397,8 @@ def _with_contexts(
         defaults={
             "slots": DEFAULT_SLOT_IDS,
             **_GROWTH,
-            **_RENTED,
-            "lifecycle": lifecycle,
+            **RENTED,
+            "lifecycle": LOTTERY_LIFECYCLE,
             "n_episodes": 60,
             "entropy_coef": 0.03,
             "value_warmup_batches": 0,

@@ -1,5 +1,6 @@
 """The body of a probe against the real one: the same operations, the same states and events."""
 
+import statistics
 from random import Random
 
 import msgspec
@@ -26,9 +27,12 @@ SPEC = ProbeHostSpec(num_slots=2, start_pct=30.0, end_pct=30.0, gain_pp=(20.0,),
 PANIC = Panic(reason=PanicReason.NAN, loss=0.0, threshold=None, consecutive_anomalies=0)
 
 
-def body_of(events: list[Payload], rules: LifecycleRules = RULES) -> ProbeBody:
+def body_of(
+    events: list[Payload], rules: LifecycleRules = RULES, spec: ProbeHostSpec = SPEC
+) -> ProbeBody:
     slots = {slot_id: ProbeSlot(slot_id, rules, events.append) for slot_id in SPEC.slot_ids}
-    return ProbeBody(spec=SPEC, fate=Fate(0, (False,) * 99), slots=slots)
+    fate = Fate(0, (False,) * 99)
+    return ProbeBody(spec=spec, fate=fate, slots=slots, noise=Random(1))
 
 
 def request(seed_id: str) -> GerminationRequest:
@@ -106,6 +110,29 @@ def test_ablations_of_a_body_follow_the_law_of_growth() -> None:
     assert body.accuracy_pct(9) == pytest.approx(30 + 20 + 20 - 4)
     assert body.accuracy_pct(9, {"r0c0"}) == body.accuracy_pct(9, {"r0c1"}) == 50.0
     assert body.accuracy_pct(9, {"r0c0", "r0c1"}) == 30.0
+
+
+def test_measurements_are_off_by_noise_of_the_given_size() -> None:
+    body = body_of([], spec=msgspec.structs.replace(SPEC, noise_pp=3.0))
+    found = [body.measured_pct(9) for _ in range(2000)]
+    assert statistics.fmean(found) == pytest.approx(30.0, abs=0.3)
+    assert statistics.stdev(found) == pytest.approx(3.0, rel=0.1)
+    assert body_of([]).measured_pct(9) == 30.0
+
+
+def test_with_noise_gradients_tell_nothing_about_a_seed_s_worth() -> None:
+    norms: list[list[float]] = []
+    for worth in (50.0, -50.0):
+        body = body_of([], spec=msgspec.structs.replace(SPEC, noise_pp=3.0, gain_pp=(worth,)))
+        hold(body, "r0c0")
+        norms.append([])
+        for _ in range(5):
+            body.record_gradients()
+            gradient = body.slot("r0c0").occupant().measured.gradient
+            assert gradient is not None
+            norms[-1].append(gradient.norm)
+    assert norms[0] == norms[1]
+    assert len(set(norms[0])) == 5
 
 
 def test_a_gradient_grows_with_what_a_seed_adds() -> None:

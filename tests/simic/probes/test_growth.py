@@ -4,18 +4,22 @@ import math
 
 import pytest
 
+from esper.kasmina.blueprints import blueprint_params
 from esper.kasmina.seed import SeedState
-from esper.leyline.actions import Blueprint, Style
+from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.alpha import AlphaState
 from esper.leyline.probes import PROBES, ProbeHostSpec
 from esper.leyline.stages import Stage
+from esper.leyline.tasks import TASKS, CnnHostSpec
 from esper.simic.probes.growth import (
     Fate,
     accuracy_pct,
     draw_fate,
     loss_of,
-    visible_effect_pp,
-    worth_pp,
+    noise_of,
+    num_params_of,
+    visible_effect,
+    worth_of,
 )
 
 PLAIN = ProbeHostSpec(start_pct=20.0, end_pct=60.0, rise_steps=4.0, gain_pp=(10.0,))
@@ -42,6 +46,12 @@ def seed(
         germinated_at_step=step,
         alpha=AlphaState(alpha=alpha, start=alpha, target=alpha),
     )
+
+
+def worth(
+    spec: ProbeHostSpec, fate: Fate, state: SeedState, *, seed_index: int = 0, slot_index: int = 0
+) -> float:
+    return worth_of(spec, fate, state, seed_index=seed_index, slot_index=slot_index)
 
 
 @pytest.mark.parametrize("step", [0, 1, 4, 40])
@@ -84,11 +94,11 @@ def test_the_worth_of_a_seed_follows_from_time_luck_and_blueprint_in_this_order(
     )
     other = Fate(1, (False, True))
     late, attention = seed(step=5), seed(step=5, blueprint=Blueprint.ATTENTION)
-    assert worth_pp(spec, ONE_KIND, late, 0) == 1.0
-    assert worth_pp(spec, other, late, 0) == -3.0
-    assert worth_pp(spec, other, attention, 0) == 2.0
-    assert worth_pp(spec, other, attention, 1) == -4.0
-    assert worth_pp(spec, other, seed(step=4), 1) == -5.0
+    assert worth(spec, ONE_KIND, late) == 1.0
+    assert worth(spec, other, late) == -3.0
+    assert worth(spec, other, attention) == 2.0
+    assert worth(spec, other, attention, seed_index=1) == -4.0
+    assert worth(spec, other, seed(step=4), seed_index=1) == -5.0
 
 
 @pytest.mark.parametrize(
@@ -104,7 +114,72 @@ def test_a_seed_shows_its_worth_times_alpha_from_a_certain_age_on(
     state: SeedState, effect: float
 ) -> None:
     spec = ProbeHostSpec(start_pct=0.0, end_pct=0.0, gain_pp=(0.0,), shows_at_age=4)
-    assert visible_effect_pp(spec, state, 10.0) == effect
+    assert visible_effect(spec, state, 10.0) == effect
+
+
+def test_a_seed_grows_from_the_age_at_which_it_begins_to_show() -> None:
+    spec = ProbeHostSpec(
+        start_pct=0.0, end_pct=0.0, gain_pp=(0.0,), shows_at_age=3, grows_over_steps=12.0
+    )
+    found = [visible_effect(spec, seed(age=age, alpha=1.0), 10.0) for age in (2, 3, 15, 300)]
+    assert found == pytest.approx([0.0, 0.0, 10.0 * (1.0 - math.exp(-1.0)), 10.0])
+
+
+def test_what_an_offer_costs_and_is_worth_depends_on_the_slot() -> None:
+    spec = PROBES["growth"].host
+    light = seed(blueprint=Blueprint.CONV_LIGHT)
+    fate = Fate(0, (False, True), luck=(0.5, 2.0))
+
+    assert [num_params_of(spec, Blueprint.CONV_LIGHT, slot) for slot in (0, 1, 2)] == [
+        *(152, 592, 2336)
+    ]
+    assert [worth(spec, fate, light, slot_index=slot) for slot in (0, 1, 2)] == [35.0, 34.0, 24.0]
+    assert worth(spec, fate, light, seed_index=1) == 2.0 * spec.dud_pp
+
+
+def test_seeds_on_offer_each_close_their_share_of_what_is_missing() -> None:
+    spec = PROBES["growth"].host
+    host = accuracy_pct(spec, ONE_KIND, 9, [], [])
+
+    assert accuracy_pct(spec, ONE_KIND, 9, [50.0, 60.0], [1.0, 1.0]) == pytest.approx(
+        100.0 - (100.0 - host) * 0.5 * 0.4
+    )
+
+
+def test_offers_have_the_parameters_of_the_seeds_of_digits_lottery() -> None:
+    host = TASKS["digits_lottery"].host
+    assert isinstance(host, CnnHostSpec)
+    widths = [host.base_channels * 2**block for block in range(host.num_blocks)]
+
+    for offer in PROBES["growth"].host.offers:
+        real = tuple(blueprint_params(Topology.CNN, offer.blueprint, width) for width in widths)
+        assert offer.num_params == real
+
+
+def test_hosts_end_at_different_heights_within_the_spread() -> None:
+    spec = PROBES["growth"].host
+    fates = [
+        draw_fate(spec, run_seed=1, round_index=0, env_id=env_id, num_seeds=5)
+        for env_id in range(200)
+    ]
+    shifts = [fate.end_shift_pp for fate in fates]
+    assert max(map(abs, shifts)) <= spec.end_spread_pp
+    assert max(shifts) - min(shifts) > 1.8 * spec.end_spread_pp
+    assert {len(fate.luck) for fate in fates} == {5}
+    late = accuracy_pct(spec, fates[0], 1000, [], [])
+    assert late == pytest.approx(spec.end_pct + shifts[0])
+
+
+def test_noise_is_an_env_s_own() -> None:
+    drawn = {
+        noise_of(run_seed=seed, round_index=index, env_id=env).random()
+        for seed in range(3)
+        for index in range(3)
+        for env in range(3)
+    }
+    again = noise_of(run_seed=2, round_index=1, env_id=0).random()
+    assert len(drawn) == 27
+    assert again in drawn
 
 
 def test_loss_is_that_of_a_guess_at_0_percent_and_0_at_100() -> None:

@@ -8,10 +8,19 @@ from random import Random
 import msgspec
 
 from esper.kasmina.seed import SeedState
-from esper.leyline.probes import ProbeHostSpec
+from esper.leyline.probes import OfferedSeed, ProbeHostSpec
 from esper.leyline.streams import StreamPurpose, stream_seed
 
-__all__ = ["Fate", "accuracy_pct", "draw_fate", "loss_of", "visible_effect_pp", "worth_pp"]
+__all__ = [
+    "Fate",
+    "accuracy_pct",
+    "draw_fate",
+    "loss_of",
+    "noise_of",
+    "num_params_of",
+    "visible_effect",
+    "worth_of",
+]
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -20,6 +29,10 @@ class Fate(msgspec.Struct, frozen=True):
     kind: int
     duds: tuple[bool, ...]
     """Whether each seed is a dud, in the order of germination."""
+    luck: tuple[float, ...] = ()
+    """Factor of each seed's worth; empty if all are 1."""
+    end_shift_pp: float = 0.0
+    """How far the end of the host's curve is above the spec's."""
 
 
 def draw_fate(
@@ -30,28 +43,75 @@ def draw_fate(
     rng = Random(source)
     # Drawn first: the kind does not depend on how many seeds an episode could have.
     kind = rng.randrange(len(spec.gain_pp))
-    return Fate(kind, tuple(rng.random() < spec.dud_share for _ in range(num_seeds)))
+    duds = tuple(rng.random() < spec.dud_share for _ in range(num_seeds))
+    shift = spec.end_spread_pp * rng.uniform(-1.0, 1.0)
+    if spec.luck_spread == 0.0:
+        return Fate(kind, duds, end_shift_pp=shift)
+    spread = spec.luck_spread
+    luck = tuple(rng.uniform(1.0 - spread, 1.0 + spread) for _ in range(num_seeds))
+    return Fate(kind, duds, luck, shift)
 
 
-def worth_pp(spec: ProbeHostSpec, fate: Fate, seed: SeedState, seed_index: int) -> float:
-    """Return what a seed adds to the accuracy at full alpha; `seed_index` counts germinations."""
+def noise_of(*, run_seed: int, round_index: int, env_id: int) -> Random:
+    """Return the stream of what an env's measurements are off by."""
+    source = stream_seed(run_seed, purpose=StreamPurpose.PROBE_NOISE, round=round_index, env=env_id)
+    return Random(source)
+
+
+def worth_of(
+    spec: ProbeHostSpec, fate: Fate, seed: SeedState, *, seed_index: int, slot_index: int
+) -> float:
+    """Return what a seed adds to the accuracy at full alpha, in points or as a share.
+
+    Args:
+        spec: the probe.
+        fate: the env's hidden draws.
+        seed: the seed.
+        seed_index: number of germinations before it.
+        slot_index: its slot, in action order.
+    """
+    luck = fate.luck[seed_index] if fate.luck else 1.0
+    return luck * _plain_worth(spec, fate, seed, seed_index, slot_index)
+
+
+def _plain_worth(
+    spec: ProbeHostSpec, fate: Fate, seed: SeedState, seed_index: int, slot_index: int
+) -> float:
     if seed.germinated_at_step < spec.earliest_step:
         return spec.early_pp
     if fate.duds[seed_index]:
         return spec.dud_pp
+    if spec.offers:
+        return _offer_of(spec, seed.blueprint).worth_pct[slot_index]
     if spec.blueprints and seed.blueprint != spec.blueprints[fate.kind]:
         return spec.wrong_pp
     return spec.gain_pp[fate.kind]
 
 
-def visible_effect_pp(spec: ProbeHostSpec, seed: SeedState, worth: float) -> float:
-    """Return what a seed adds now: its worth times alpha, and nothing before it shows."""
-    has_effect = seed.is_blended and seed.age_steps >= spec.shows_at_age
-    return seed.alpha.alpha * worth if has_effect else 0.0
+def num_params_of(spec: ProbeHostSpec, blueprint: str, slot_index: int) -> int:
+    """Return the parameters of a seed."""
+    if spec.offers:
+        return _offer_of(spec, blueprint).num_params[slot_index]
+    return spec.seed_params
+
+
+def _offer_of(spec: ProbeHostSpec, blueprint: str) -> OfferedSeed:
+    """Return what a blueprint costs and is worth."""
+    return next(offer for offer in spec.offers if offer.blueprint == blueprint)
+
+
+def visible_effect(spec: ProbeHostSpec, seed: SeedState, worth: float) -> float:
+    """Return what a seed adds now: the grown part of its worth times alpha, nothing at first."""
+    age = seed.age_steps - spec.shows_at_age
+    if not seed.is_blended or age < 0:
+        return 0.0
+    is_gradual = spec.grows_over_steps > 0.0
+    grown = 1.0 - math.exp(-age / spec.grows_over_steps) if is_gradual else 1.0
+    return seed.alpha.alpha * worth * grown
 
 
 def accuracy_pct(
-    spec: ProbeHostSpec, fate: Fate, step: int, effects_pp: Sequence[float], alphas: Sequence[float]
+    spec: ProbeHostSpec, fate: Fate, step: int, effects: Sequence[float], alphas: Sequence[float]
 ) -> float:
     """Return the accuracy of the host with the seeds that are switched on.
 
@@ -59,17 +119,21 @@ def accuracy_pct(
         spec: the probe.
         fate: the env's hidden draws.
         step: step of the episode.
-        effects_pp: what each seed that is switched on adds.
+        effects: what each seed that is switched on adds.
         alphas: the alpha of each of them, for interference.
     """
     way_left = math.exp(-step / spec.rise_steps)
-    host = spec.end_pct - (spec.end_pct - spec.start_pct) * way_left
-    first, end = spec.cue_steps
-    if first <= step < end:
+    end = spec.end_pct + fate.end_shift_pp
+    host = end - (end - spec.start_pct) * way_left
+    first, after = spec.cue_steps
+    if first <= step < after:
         host += spec.cue_pp if fate.kind == 0 else -spec.cue_pp
     # Interference of every pair, as strong as both are blended in.
     overlap = sum(one * other for one, other in combinations(alphas, 2))
-    grown = host + sum(effects_pp) - spec.interference_pp * overlap
+    gain = sum(effects)
+    if spec.offers:
+        gain = (100.0 - host) * (1.0 - math.prod(1.0 - effect / 100.0 for effect in effects))
+    grown = host + gain - spec.interference_pp * overlap
     return min(max(grown, 0.0), 100.0)
 
 

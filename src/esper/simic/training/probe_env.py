@@ -24,7 +24,7 @@ from esper.leyline.tasks import TaskSpec
 from esper.simic.attribution.evidence import attribute_contributions
 from esper.simic.control.context import HandlerContext
 from esper.simic.probes.body import ProbeBody, ProbeSlot
-from esper.simic.probes.growth import Fate, draw_fate, loss_of
+from esper.simic.probes.growth import Fate, draw_fate, loss_of, noise_of
 from esper.simic.training.action_execution import ActionWork
 from esper.simic.training.contexts import context_of
 from esper.simic.training.counterfactual_eval import build_ablation_plan
@@ -86,7 +86,7 @@ class ProbeEnv(EnvEpisode):
     def scramble(self, slot_id: str) -> None:
         """Let a seed cost what it was worth."""
         slot = self.model.slot(slot_id)
-        slot.worth_pp = -abs(slot.worth_pp)
+        slot.worth = -abs(slot.worth)
 
     def tick(self) -> None:
         """Advance every slot by one step."""
@@ -130,7 +130,12 @@ class ProbeWork(ActionWork):
             slot_ids=config.slots,
             signal_tracker=SignalTracker(),
             outbox=outbox,
-            model=ProbeBody(spec=self.spec, fate=fate, slots=slots),
+            model=ProbeBody(
+                spec=self.spec,
+                fate=fate,
+                slots=slots,
+                noise=noise_of(run_seed=config.seed, round_index=round_index, env_id=env_id),
+            ),
         )
         if self.spec.starts_with_seed:
             _plant_first(env)
@@ -160,7 +165,7 @@ class ProbeWork(ActionWork):
             round_index=env.round_index,
             env_id=env.env_idx,
         )
-        accuracies = [env.model.accuracy_pct(step, ablation.off) for ablation in plan.ablations]
+        accuracies = [env.model.measured_pct(step, ablation.off) for ablation in plan.ablations]
         losses = [loss_of(self.spec, accuracy) for accuracy in accuracies]
         env.signs, panic = check_vital_signs(
             env.signs,
