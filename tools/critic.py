@@ -23,8 +23,8 @@ from typing import Final
 import msgspec
 
 from esper.scripts.train_compare import seeds_from
-from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.training.assembly.machine import one_thread_per_worker
+from esper.simic.training.checkpoints.builtin import checkpoint_at
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.policy_controller import PolicyController

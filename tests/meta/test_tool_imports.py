@@ -13,7 +13,7 @@ ABOUT_TOOLS = ("meta", "reliability", "tools")
 USERS = {
     "integration/test_learner_on_probes.py": "tools.probes",
     "nissa/sinks/test_fields.py": "tools.generate_sink_docs",
-    "simic/evaluation/test_builtin.py": "tools.ship_policy",
+    "simic/training/checkpoints/test_builtin.py": "tools.ship_policy",
     "simic/rewards/test_rewards_docs.py": "tools.source_modules",
     "tamiyo/test_observation_docs.py": "tools.generate_observation_docs",
     "tolaria/test_fences.py": "tools.source_modules",

@@ -41,6 +41,7 @@ CASES = {
     "--device": Case("cpu", "training.device", "cpu"),
     "--devices": Case("cpu cpu", "training.devices", ["cpu", "cpu"]),
     "--blind": Case("", "training.blind", True),
+    "--init-from": Case("policy.pt", "training.init_from", "policy.pt"),
     "--amp": Case("", "training.amp", True),
     "--amp-dtype": Case("bfloat16", "training.amp_dtype", "bfloat16"),
     "--tf32": Case("", "training.tf32", True),

@@ -3,7 +3,7 @@
 import pytest
 from tools.critic import MAX_ERROR, Predicted, discounted, predictions
 
-from esper.simic.evaluation.builtin import checkpoint_at
+from esper.simic.training.checkpoints.builtin import checkpoint_at
 from esper.simic.training.checkpoints.resuming import load_run
 from tools import critic
 

@@ -5,7 +5,16 @@ import msgspec
 from esper.leyline.config import Job
 from esper.leyline.contexts import ContextSpec
 
-__all__ = ["RunManifest"]
+__all__ = ["PolicyOrigin", "RunManifest"]
+
+
+class PolicyOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run whose policy another run begins with."""
+
+    run_id: str
+    task: str
+    rounds_completed: int
+    """By the checkpoint that was taken."""
 
 
 class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,5 +43,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What bit-equality may be expected on; equal strings, equal bits."""
     data_source: str | None
     """`files`, `download`, `package` or `synthetic`; None while it is not known."""
+    policy_origin: PolicyOrigin | None = None
+    """Where the first weights of the policy are from; None if they were drawn."""
     host_flop_per_sample: float | None = None
     """Training FLOP per sample of a host without seeds; None for a probe, which has no network."""

@@ -148,6 +148,11 @@ FLAGS: Final[Mapping[str, tuple[JobFlag, ...]]] = {
     ),
     POLICY_FLAGS: (
         _switch("--blind", "training.blind", "show the policy of each env the state of another"),
+        _flag(
+            "--init-from",
+            "training.init_from",
+            "checkpoint, run or builtin:NAME whose policy this one begins with",
+        ),
         _flag("--lr", "training.lr", "learning rate of the policy", float),
         _flag(
             "--ppo-updates-per-batch",

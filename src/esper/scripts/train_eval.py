@@ -71,8 +71,8 @@ def run_eval(arguments: Namespace) -> int:
     seeds = seeds_from(arguments.seeds)
     # They import torch.
     from esper.runtime.tasks import load_task
-    from esper.simic.evaluation.builtin import checkpoint_at
     from esper.simic.evaluation.evaluate import evaluate_policy
+    from esper.simic.training.checkpoints.builtin import checkpoint_at
 
     if arguments.task is not None:
         load_task(arguments.task)

@@ -48,8 +48,8 @@ def run_inspect(arguments: Namespace) -> int:
     """Inspect the policy of a checkpoint."""
     seeds = seeds_from(arguments.seeds)
     # They import torch.
-    from esper.simic.evaluation.builtin import checkpoint_at
     from esper.simic.evaluation.inspection import inspect_policy
+    from esper.simic.training.checkpoints.builtin import checkpoint_at
     from esper.simic.training.checkpoints.resuming import load_run
 
     report = inspect_policy(

@@ -152,10 +152,13 @@ def build_manifest(
 
 def _without_private_parts(job: Job) -> Job:
     """Shorten paths to their last component; remove addresses, the token and sinks' targets."""
-    run = job.run
+    run, origin = job.run, job.training.init_from
     profiler = msgspec.structs.replace(run.profiler, torch_dir=_last_part(run.profiler.torch_dir))
     return msgspec.structs.replace(
         job,
+        training=msgspec.structs.replace(
+            job.training, init_from=None if origin is None else _last_part(origin)
+        ),
         run=msgspec.structs.replace(
             run,
             telemetry_dir=_last_part(run.telemetry_dir),

@@ -16,8 +16,8 @@ from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
 from esper.leyline.schedules import Schedule, ThresholdRule, decode_schedule
 from esper.nissa.storage.files import read_limited
-from esper.simic.evaluation.builtin import checkpoint_at
 from esper.simic.evaluation.recorded import last_recorded
+from esper.simic.training.checkpoints.builtin import checkpoint_at
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.static_work import seeds_in

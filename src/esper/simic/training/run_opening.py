@@ -9,6 +9,7 @@ import msgspec
 
 from esper.leyline.config import Job
 from esper.leyline.errors import UsageError
+from esper.leyline.manifest import PolicyOrigin
 from esper.nissa.bus.hub import TelemetryHub
 from esper.nissa.sinks.delivery import rewind_positions
 from esper.nissa.storage.run_directory import (
@@ -61,9 +62,22 @@ def open_run_directory(setup: RunSetup) -> OpenedRun:
         data_source=setup.worker.dataset.origin.value,
         contexts=setup.task.contexts,
     )
-    flop = host_flop_per_sample(setup.worker)
-    manifest = msgspec.structs.replace(manifest, host_flop_per_sample=flop)
+    manifest = msgspec.structs.replace(
+        manifest,
+        policy_origin=_origin_of(setup.begun_from),
+        host_flop_per_sample=host_flop_per_sample(setup.worker),
+    )
     return OpenedRun(create_run_directory(Path(setup.job.run.telemetry_dir), manifest))
+
+
+def _origin_of(begun_from: LoadedRun | None) -> PolicyOrigin | None:
+    if begun_from is None:
+        return None
+    return PolicyOrigin(
+        run_id=begun_from.header.run_id,
+        task=begun_from.job.training.task,
+        rounds_completed=begun_from.state.rounds_completed,
+    )
 
 
 @contextmanager

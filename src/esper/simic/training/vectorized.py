@@ -79,6 +79,7 @@ def train_ppo_vectorized(
     lstm_hidden_dim: int = DEFAULTS.lstm_hidden_dim,
     feature_dim: int = DEFAULTS.feature_dim,
     blind: bool = DEFAULTS.blind,
+    init_from: Path | str | None = DEFAULTS.init_from,
     orthogonal_init: bool = DEFAULTS.orthogonal_init,
     lr: float = DEFAULTS.lr,
     lr_end: float | None = DEFAULTS.lr_end,

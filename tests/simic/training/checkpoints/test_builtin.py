@@ -17,9 +17,9 @@ from esper.leyline.tasks import preset_named
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import materialize_policy_digest, parse_arms
-from esper.simic.evaluation.builtin import builtin_policies, checkpoint_at
 from esper.simic.training.assembly.run_setup import RunSetup
 from esper.simic.training.assembly.worker_setup import load_data
+from esper.simic.training.checkpoints.builtin import builtin_policies, checkpoint_at
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.tolaria.stopping import StopFlag
 from tools import ship_policy

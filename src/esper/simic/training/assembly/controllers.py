@@ -1,5 +1,7 @@
 """Building the controller of a run: a policy, fresh or from a checkpoint, or a fixed rule."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,7 @@ from esper.simic.seed_management import calculate_entropy_anneal_steps
 from esper.simic.training.assembly.machine import compile_mode_for
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.origins import check_same_shape
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.baselines import (
     PeriodicController,
@@ -35,9 +38,20 @@ def build_controller(
     rules: ActionRules,
     device: torch.device,
     resumed: LoadedRun | None,
+    begun_from: LoadedRun | None = None,
     parts: RunParts,
 ) -> Controller:
-    """Build the controller that a command names; a resumed run's is restored."""
+    """Build the controller that a command names.
+
+    Args:
+        job: the job.
+        command: the controller's name.
+        rules: what is legal.
+        device: the policy's.
+        resumed: the run whose controller is restored.
+        begun_from: the run whose policy a new one begins with.
+        parts: what the run is put together from.
+    """
     match command:
         case "wait":
             return WaitController(rules)
@@ -48,17 +62,27 @@ def build_controller(
         case "heuristic":
             return HeuristicController(rules)
     builder = _PolicyBuilder(job, device, parts)
-    if resumed is None:
-        return builder.new()
+    if resumed is not None:
+        with _foreign_contents(resumed):
+            return builder.restored(resumed)
+    policy = builder.new()
+    if begun_from is not None:
+        with _foreign_contents(begun_from):
+            builder.begin_with(begun_from, policy)
+    return policy
+
+
+@contextmanager
+def _foreign_contents(loaded: LoadedRun) -> Iterator[None]:
+    """Name the checkpoint if its contents cannot be used; damaged ones may raise anything."""
     try:
-        return builder.restored(resumed)
+        yield
     except UsageError:
         raise
-    # Damaged or foreign contents may raise anything.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UnreadableFileError(
-            resumed.path, f"does not contain the state of this run: {reason}"
+            loaded.path, f"does not contain the state of this run: {reason}"
         ) from None
 
 
@@ -82,6 +106,20 @@ class _PolicyBuilder:
             device=self.device,
         )
         return self._around(agent)
+
+    def begin_with(self, origin: LoadedRun, policy: PolicyController) -> None:
+        """Give a new policy the weights of another one, and the scales that belong to them.
+
+        Without the scales of rewards and values, the critic's outputs would mean nothing.
+        """
+        stored = self.parts.agent.load(
+            origin.path, device=self.device, checkpoint=origin.controller
+        )
+        check_same_shape(origin, stored.config.policy, policy.agent.config.policy)
+        policy.agent.network.load_state_dict(stored.network.state_dict())
+        policy.agent.value_normalizer.load_state_dict(stored.value_normalizer.state_dict())
+        if origin.controller is not None:
+            policy.load_state_dict(origin.controller)
 
     def restored(self, resumed: LoadedRun) -> PolicyController:
         """Return the policy of a checkpoint."""

@@ -14,6 +14,7 @@ from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_setup import WorkerSetup, action_rules, prepare_worker
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.checkpoints.grown import GrownHeader
+from esper.simic.training.checkpoints.origins import load_origin
 from esper.simic.training.contexts import context_of
 from esper.simic.training.policy_controller import PolicyController
 from esper.tamiyo.controllers.protocol import Controller
@@ -34,6 +35,8 @@ class RunSetup:
     """The policy's."""
     controller: Controller
     resumed: LoadedRun | None
+    begun_from: LoadedRun | None
+    """Whose policy a new one begins with."""
 
     @property
     def job(self) -> Job:
@@ -78,12 +81,14 @@ def prepare_run(
     # Devices and checkpoint before the data: a typing mistake should not cost a download.
     device = resolve_device(job.training.device)
     task = registered_task(job.training.task).spec
+    begun_from = load_origin(job, command) if resumed is None else None
     controller = build_controller(
         job,
         command,
         rules=action_rules(job, task),
         device=device,
         resumed=resumed,
+        begun_from=begun_from,
         parts=parts,
     )
     stop.checkpoint()
@@ -94,6 +99,7 @@ def prepare_run(
         device=device,
         controller=controller,
         resumed=resumed,
+        begun_from=begun_from,
     )
 
 
