@@ -88,6 +88,7 @@ OTHER_VALUES: dict[str, Any] = {
     "entropy_coef_min": 0.005,
     "entropy_anneal_episodes": 6,
     "entropy_coef_per_head": {"op": 0.02},
+    "floor_start": 0.9,
     "floor_end": 0.15,
     "total_train_steps": 9,
     "reward_family": "contribution",
@@ -114,6 +115,8 @@ OTHER_VALUES: dict[str, Any] = {
     "profiler": ProfilerConfig(phases=False),
 }
 """No value that the task, the preset or the configuration would choose."""
+CHECKPOINTS = {"resume_path", "init_from"}
+"""They need another run; see `test_init_from.py` and `test_resuming.py`."""
 SAME_ON_PURPOSE = {"task", "reward_family", "contexts"}
 """The loss family forbids every mode but one; the task is that of the preset, without contexts."""
 
@@ -152,7 +155,7 @@ def test_every_argument_that_differs_from_its_default_is_used(
     serving = {"serve": "127.0.0.1:0", "serve_token": "secret"}
     arguments = {**OTHER_VALUES, **paths, **serving}
     keys = {*TrainingConfig.__struct_fields__, *RunOptions.__struct_fields__}
-    assert keys - set(arguments) == {"resume_path"}, "a key has no value in this test"
+    assert keys - set(arguments) == CHECKPOINTS, "a key has no value in this test"
     for preset in (None, "digits_growth"):
         job = job_of("digits", preset)
         chosen = {**msgspec.structs.asdict(job.training), **msgspec.structs.asdict(job.run)}

@@ -267,8 +267,10 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     entropy_anneal_episodes: NonNegativeInt = 0
     entropy_coef_per_head: dict[str, NonNegativeFloat] = {}
     """Replaces the entropy weight of single heads."""
+    floor_start: Fraction = 1.0
+    """Factor of the exploration floors at the start of annealing."""
     floor_end: Fraction = 0.05
-    """Factor of the exploration floors at the end of annealing, which starts from 1."""
+    """The same at its end."""
     total_train_steps: PositiveInt | None = None
     """Rounds over which learning rate, floor penalty and, where entropy is not annealed, the floors
     are scheduled; None takes the run's number of rounds."""

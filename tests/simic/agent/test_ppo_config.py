@@ -64,6 +64,13 @@ def test_exploration_floors_fade_over_the_run_where_entropy_is_not_annealed() ->
     assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
 
 
+def test_exploration_floors_can_begin_low() -> None:
+    config = small_config(entropy_anneal_updates=10, floor_start=0.2, floor_end=0.1)
+
+    found = [coefficients_at(config, updates).floor_scale for updates in (0, 5, 10)]
+    assert found == pytest.approx([0.2, 0.15, 0.1])
+
+
 def test_floors_of_the_next_rollout_are_set_with_the_schedule() -> None:
     agent = small_agent(floor_end=0.1, total_updates=2)
     full = agent.network.space.mixtures.clone()
@@ -110,6 +117,7 @@ def test_config_of_a_run_reaches_the_agent() -> None:
         num_minibatches=3,
         value_clip=0.3,
         advantage_norm=AdvantageNorm.MINIBATCH,
+        floor_start=0.3,
         floor_end=0.2,
     )
 
@@ -122,6 +130,7 @@ def test_config_of_a_run_reaches_the_agent() -> None:
     assert (config.lr, config.lr_end) == (0.01, 0.01)
     assert not config.policy.is_orthogonal
     assert (config.num_minibatches, config.value_clip, config.floor_end) == (3, 0.3, 0.2)
+    assert config.floor_start == 0.3
     assert config.advantage_norm is AdvantageNorm.MINIBATCH
     assert (config.entropy_coef_start, config.entropy_coef_end) == (0.07, 0.07)
     assert config.entropy_anneal_updates == 3

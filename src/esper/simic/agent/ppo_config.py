@@ -53,8 +53,11 @@ class PPOConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     entropy_weights: PerHead
     entropy_floors: PerHead = tuple(HEAD_SPECS[head].entropy_floor for head in HEADS)
     floor_penalties: PerHead = tuple(HEAD_SPECS[head].floor_penalty for head in HEADS)
+    floor_start: float = 1.0
+    """Factor of the floors, entropies and mixtures alike, at the start of their annealing. The
+    default is for agents that were saved without it."""
     floor_end: float
-    """Factor of the floors, entropies and mixtures alike, at the end of their annealing."""
+    """The same at its end."""
     total_updates: int
     """Horizon of the schedules that cover the run."""
     contribution_coef: float = 0.05
@@ -113,6 +116,7 @@ def ppo_config_from(
         entropy_coef_min=training.entropy_coef_min,
         entropy_anneal_updates=entropy_anneal_updates,
         entropy_weights=tuple(weights.values()),
+        floor_start=training.floor_start,
         floor_end=training.floor_end,
         total_updates=training.total_train_steps or training.n_episodes,
     )
@@ -145,7 +149,7 @@ def coefficients_at(config: PPOConfig, num_updates: int) -> Coefficients:
         entropy=max(entropy, config.entropy_coef_min),
         value=_between(config.value_coef_start, config.value_coef, warmed),
         floor=_floor_factor(course),
-        floor_scale=_between(1.0, config.floor_end, faded),
+        floor_scale=_between(config.floor_start, config.floor_end, faded),
         contribution=config.contribution_coef * ramp,
     )
 

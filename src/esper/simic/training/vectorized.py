@@ -103,6 +103,7 @@ def train_ppo_vectorized(
     entropy_coef_min: float = DEFAULTS.entropy_coef_min,
     entropy_anneal_episodes: int = DEFAULTS.entropy_anneal_episodes,
     entropy_coef_per_head: Mapping[str, float] = DEFAULTS.entropy_coef_per_head,
+    floor_start: float = DEFAULTS.floor_start,
     floor_end: float = DEFAULTS.floor_end,
     total_train_steps: int | None = DEFAULTS.total_train_steps,
     reward_family: str = DEFAULTS.reward_family,
