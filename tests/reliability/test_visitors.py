@@ -73,20 +73,24 @@ def is_alive(process: int) -> bool:
     return False
 
 
-@pytest.fixture
-def server(run: ServedRun) -> Iterator[ServedRun]:
-    """Return the run, which takes no steps in the meantime: only its server is looked at."""
-    run.process.send_signal(signal.SIGSTOP)
-    yield run
-    run.process.send_signal(signal.SIGCONT)
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
+    """Return a run that is suspended: only its server is looked at."""
     with served_run(tmp_path_factory.mktemp("run"), *ENDLESS, "--quiet") as run:
         wait_until(lambda: status_of(run.port, "/healthz") == 200, "the server does not answer")
+        run.process.send_signal(signal.SIGSTOP)
         yield run
+        run.process.send_signal(signal.SIGCONT)
+        wait_for_progress(run)
         assert run.process.poll() is None, "a visitor has ended the run"
+
+
+@pytest.fixture
+def run(server: ServedRun) -> Iterator[ServedRun]:
+    """Return the same run, which goes on during a test: the others leave the processor alone."""
+    server.process.send_signal(signal.SIGCONT)
+    yield server
+    server.process.send_signal(signal.SIGSTOP)
 
 
 def close_code_of(client: ClientConnection) -> int | None:
