@@ -91,7 +91,7 @@ def digits_on_processes(is_quick: bool) -> Iterator[Row]:
 @bench("W2")
 def c64_on_processes(is_quick: bool) -> Iterator[Row]:
     """Measure two processes where hosts have real work."""
-    workload = replace(C64, num_steps=1) if is_quick else C64
+    workload = replace(C64, num_envs=2, num_steps=1) if is_quick else C64
     yield from _on_workers("W2 c64", workload, "processes", is_quick, MAX_PROCESSES_OVER_LIMIT)
 
 
@@ -166,7 +166,7 @@ class _Loss:
 @bench("W5")
 def replay(is_quick: bool) -> Iterator[Row]:
     """Measure how long a lost worker's replacement takes to catch up, beside the first time."""
-    workload = replace(DIGITS, num_steps=6) if is_quick else DIGITS
+    workload = replace(DIGITS, num_envs=2, num_steps=6) if is_quick else DIGITS
     step = workload.num_steps // 2
     ratios, starts = [], []
     run_workload(replace(workload, num_steps=1), engine="processes")  # imports what workers need
