@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tools.soak.endurance import MIB, steady_samples
 
-SECONDS = 15.0
+SECONDS = 6.0
 MAX_GROWTH_MIB = 16.0
 """Memory is still warming up in seconds; the soak holds the real bound."""
 
