@@ -50,14 +50,45 @@ sys.dont_write_bytecode = False
 heed_signals()
 
 
-WHOLE_RUNS = ("integration", "reliability", "tools", "test_baselines.py", "test_docs.py")
-"""Parts of `tests` that take longest: their tests execute commands."""
+LONGEST = (
+    "tools/test_evidence.py",
+    "reliability/test_visitors.py",
+    "integration/test_tutorials.py",
+    "reliability/test_lost_links.py",
+    "simic/training/test_ray_worker.py",
+    "reliability/test_worker_processes.py",
+    "integration/test_shipped_networks.py",
+    "karn/web/test_dashboard_browser.py",
+    "integration/test_learner_on_probes.py",
+    "integration/test_end_of_a_served_run.py",
+    "tools/test_bench.py",
+    "simic/training/test_worker_process.py",
+    "integration/test_own_network.py",
+    "simic/exporting/test_export.py",
+    "test_docs.py",
+    "test_baselines.py",
+    "simic/training/checkpoints/test_resuming.py",
+    "scripts/test_train_compare.py",
+    "simic/evaluation/test_compare.py",
+    "karn/web/test_list_browser.py",
+    "simic/test_own_blueprint.py",
+)
+"""Files of 10 seconds and more, the longest first."""
+WHOLE_RUNS = ("integration", "reliability", "tools", "test_wheel.py", "karn", "scripts", "simic")
+"""Parts of `tests` that take longest: their tests train, or execute commands."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest tests, so that no worker is left alone with one at the end."""
+    """Begin with the longest files, so that no worker is left alone with one at the end."""
     root = Path(__file__).parent
-    items.sort(key=lambda item: item.path.relative_to(root).parts[0] not in WHOLE_RUNS)
+    places = {root / name: place for place, name in enumerate(LONGEST)}
+    assert all(path.is_file() for path in places), "LONGEST names a file that is gone"
+
+    def place_of(item: pytest.Item) -> int:
+        is_short = item.path.relative_to(root).parts[0] not in WHOLE_RUNS
+        return places.get(item.path, len(LONGEST) + is_short)
+
+    items.sort(key=place_of)
 
 
 @pytest.fixture
