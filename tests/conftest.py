@@ -50,6 +50,12 @@ sys.dont_write_bytecode = False
 heed_signals()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one worker more than processors: some tests wait, for deadlines, Ray or a browser."""
+    return (os.cpu_count() or 1) + 1
+
+
 LONGEST = (
     "tools/test_evidence.py",
     "reliability/test_visitors.py",
