@@ -136,6 +136,7 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "simic/training/checkpoints/log_agreement.py": (
         "tests/simic/training/checkpoints/test_resuming.py"
     ),
+    "simic/training/checkpoints/origins.py": "tests/scripts/test_init_from.py",
     "simic/training/env_episode.py": "tests/simic/training/test_parallel_env_state.py",
     "simic/training/pass_evidence.py": "tests/simic/training/test_env_work.py",
     "simic/training/run.py": "tests/simic/training/checkpoints/test_resuming.py",

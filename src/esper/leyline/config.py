@@ -231,9 +231,9 @@ class TrainingConfig(_Config, frozen=True, kw_only=True):
     blind: bool = False
     """Show the policy of each env the observation of another one: what is looking worth?"""
     init_from: str | None = None
-    """A checkpoint, a run or `builtin:NAME`: the new policy begins with the weights of that one and
-    with the scales of observations, rewards and values that they belong to, and with an optimizer
-    and schedules of its own."""
+    """The checkpoint, run or builtin policy whose weights the new policy begins with. It takes the
+    scales of observations, rewards and values that these belong to, and has an optimizer and
+    schedules of its own."""
     orthogonal_init: bool = True
     """Initial weights of the policy: orthogonal, or uniform as PyTorch initialises layers."""
     # Update
