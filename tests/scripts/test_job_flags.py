@@ -54,7 +54,7 @@ CASES = {
     "--ppo-updates-per-batch": Case("3", "training.ppo_updates_per_batch", 3),
     "--ppo-epochs": Case("2", "training.recurrent_n_epochs", 2),
     "--lstm-hidden-dim": Case("33", "training.lstm_hidden_dim", 33),
-    "--clip-ratio": Case("0.3", "training.clip_ratio", 0.3),
+    "--clip-ratio": Case("0.35", "training.clip_ratio", 0.35),
     "--entropy-coef": Case("0.07", "training.entropy_coef", 0.07),
     "--entropy-anneal-episodes": Case("11", "training.entropy_anneal_episodes", 11),
     "--value-warmup-batches": Case("4", "training.value_warmup_batches", 4),
