@@ -208,4 +208,4 @@ def test_a_task_of_ones_own_can_be_chosen() -> None:
     )
     job, task = merge_job(("test", {"training": {"task": "mine"}}), tasks={"mine": mine})
     assert task is mine
-    assert job.training.max_epochs == 40
+    assert job.training.max_epochs == mine.defaults["max_epochs"] != TrainingConfig().max_epochs
