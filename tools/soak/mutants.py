@@ -73,7 +73,7 @@ SUBJECTS = {
             "simic/training/checkpoints/test_resume_refusals.py",
             "simic/training/checkpoints/test_resuming.py",
         ),
-        "an equal number of rounds is no difference",
+        "an equal number of rounds is no difference; tasks in files, which other tests resume",
     ),
     "security": Subject(
         "esper.nissa.live.security",

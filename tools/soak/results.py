@@ -74,8 +74,9 @@ PROMISES = {
     "bit-identical to an undisturbed one. Two losses at one command that was never answered, which "
     "quarantine an env, are not part of this test.",
     "L19": "The same for Ray actors.",
-    "L20": "The tests of journal, blocks, resuming and access rules notice small defects in them: "
-    "operators, constants and conditions changed, calls, errors and return values removed. "
+    "L20": "The tests of journal, blocks, recovery, resuming, access rules and PPO update notice "
+    "small defects in them: operators, constants and conditions changed, calls, errors and return "
+    "values removed. "
     "Annotations, docstrings, texts of errors and flags of data classes are left alone.",
     "L21": "One SIGINT or SIGTERM at any moment ends a run on worker processes or on a local Ray "
     "with exit code 130, a valid log and no traceback, and leaves neither a process nor a file "
