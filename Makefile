@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $(STAMP)
 
-run: setup  ## Train a policy on the digits that ship with Esper, for a few minutes.
+run: setup  ## Train a policy on the digits that ship with Esper: 90 s on two free cores.
 	$(BIN)/esper-train ppo --serve
 
 test: setup  ## Every test; those of one file share what it has set up.
