@@ -39,7 +39,7 @@ MAX_VIEWERS: Final = 64
 MAX_BAD_MESSAGES: Final = 10
 PATCH_UNITS: Final = 10.0
 """Cost of a patch that is sent because the viewer asked, in units of the connection's budget."""
-CHUNK_BYTES: Final = 32 * 1024
+CHUNK_BYTES: Final = 8 * 1024
 _FOREVER: Final = "max-age=31536000, immutable"
 _ENCODER: Final = msgspec.json.Encoder()
 

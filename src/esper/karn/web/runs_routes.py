@@ -34,7 +34,7 @@ MAX_READ_PARTS: Final = 32
 PART_UNITS: Final = 4.0
 LOOK_UNITS: Final = 0.1
 """Cost of looking whether a run has changed."""
-CHUNK_BYTES: Final = 32 * 1024
+CHUNK_BYTES: Final = 8 * 1024
 _ENCODER: Final = msgspec.json.Encoder()
 
 

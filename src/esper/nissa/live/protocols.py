@@ -18,7 +18,7 @@ from esper.nissa.live.budget import TokenBucket
 
 __all__ = ["BoundedConnection", "HttpProtocol", "WebSocketProtocol", "cut_off"]
 
-WRITE_BUFFER_BYTES: Final = 32 * 1024
+WRITE_BUFFER_BYTES: Final = 16 * 1024
 """Unsent bytes from which the app waits; it adds one page or one chunk of a file at most."""
 MAX_WRITE_BUFFER_BYTES: Final = 512 * 1024
 """Unsent bytes of a websocket beyond one message: control frames that the client does not read."""
