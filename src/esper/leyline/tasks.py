@@ -299,7 +299,7 @@ _DIGITS: Final = TaskSpec(
             "pbrs_potential": "accuracy",
             "pbrs_weight": 10.0,
         },
-        # About two minutes on two cores. A seed has shown its worth after 30 steps, and many short
+        # About 90 s on two free cores. A seed has shown its worth after 30 steps, and many short
         # episodes say more about a decision than a few long ones.
         "max_epochs": 30,
         "n_episodes": 11,

@@ -93,7 +93,8 @@ def process_train_batch(
             collect_gradient_telemetry_for_batch(env)
         _clip_and_step(env, rules.max_grad_norm)
         env.train.add(loss, correct, batch.targets.numel())
-    env.last_batches.append(batch)
+    if env.model.is_incubating:
+        env.last_batches.append(batch)
 
 
 def _unscaled(loss: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class ParallelEnvState(EnvEpisode):
     gradient_ratios: dict[str, float] = field(default_factory=dict)
     """Smoothed values by seed id."""
     last_batches: deque[Batch] = field(default_factory=partial(deque, maxlen=TRIAL_BATCHES))
-    """The last training batches of the pass."""
+    """The last training batches of the pass, kept while a seed is in isolation."""
     num_tried: int = 0
     """Predictions of the pass on which seeds in isolation were tried."""
     train_loss: float = 0.0
