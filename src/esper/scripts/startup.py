@@ -26,6 +26,9 @@ def prepare_process() -> None:
     try:
         _open_standard_streams()
         _handle_signals(_INTERRUPTED)
+        # numpy would start a thread for linear algebra that Esper never does. A process with a
+        # single thread can make signals wait (`tolaria/ray_cluster.py`).
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Registered first, so called last.
         atexit.register(_ignore_signals)
     except KeyboardInterrupt:

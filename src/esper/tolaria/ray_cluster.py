@@ -12,8 +12,9 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ class RayCluster:
             if ray.is_initialized():
                 return
             self._is_local = address is None
-            with _signal_handlers_kept():
+            with _signal_handler_kept():
                 try:
                     ray.init(**(self._local_options() if address is None else {"address": address}))
                 except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -178,13 +179,41 @@ def one_line(error: object) -> str:
 
 
 @contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Register our signal handlers again, as Ray replaces that of SIGTERM."""
-    is_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def _signal_handler_kept() -> Iterator[None]:
+    """Keep our handler of SIGTERM, which Ray replaces twice while it connects.
+
+    Not only afterwards: connecting takes seconds, in which a signal may come. Other threads than
+    the main one must not change handlers; there, a signal ends the process as Ray decides.
+    """
+    import ray  # see RayCluster.connect
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    utilities, worker = ray._private.utils, ray._private.worker
+    register, connect = utilities.set_sigterm_handler, worker.connect
+    # Ray's Python code: its handler raises SystemExit with the signal's number.
+    utilities.set_sigterm_handler = _ignore_handler
+    # Ray's C++ code: its handler prints a stack and aborts.
+    worker.connect = partial(_connected, connect)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            if is_main and handler is not None:  # only the main thread may, and may only Python's
-                signal.signal(number, handler)
+        utilities.set_sigterm_handler, worker.connect = register, connect
+
+
+def _ignore_handler(_: object) -> None:
+    """Register nothing."""
+
+
+def _connected(connect: Callable[..., object], *arguments: object, **options: object) -> None:
+    """Connect while SIGTERM waits, and register our handler again before it is let through."""
+    ours = signal.getsignal(signal.SIGTERM)
+    # Only around the part that starts no process: a process would inherit the mask and could not
+    # be asked to end. Threads may: none of Ray's has to receive this signal.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        connect(*arguments, **options)
+    finally:
+        signal.signal(signal.SIGTERM, ours)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
