@@ -68,7 +68,7 @@ def serving_cost(is_quick: bool) -> Iterator[Row]:
     yield Row(
         name="V1 serving the view at 1,000 events/s",
         measured=100 * share,
-        target=5.0,
+        target=3.0,
         unit="% of a core",
     )
 
