@@ -60,7 +60,7 @@ def count_against_duckdb(is_quick: bool) -> Iterator[Row]:
         yield _ratio_row("E3 count, time of DuckDB", 0.35, [(a, c) for a, _, c in usages])
         name = "E3 count without checksums, time of DuckDB"
         yield _ratio_row(name, 0.9, [(b, c) for _, b, c in usages])
-        peak = _peak_tree_bytes(vouched) / _MIB
+        peak = peak_tree_bytes(vouched) / _MIB
         yield Row(name="E3 count, memory of all processes", measured=peak, target=64, unit="MiB")
 
 
@@ -99,12 +99,12 @@ def diff_of_long_runs(is_quick: bool) -> Iterator[Row]:
         _usage(*theirs)  # warms the page cache
         usages = [(_usage(ours), _usage(*theirs)) for _ in range(num_repeats)]
         yield _ratio_row(f"E8 diff of {num_events:,} equal events, time of msgspec", 0.3, usages)
-        peak = _peak_tree_bytes(ours) / _MIB
+        peak = peak_tree_bytes(ours) / _MIB
         yield Row(name="E8 diff, memory of all processes", measured=peak, target=128, unit="MiB")
         _write_events(right, num_events, b'"ts":2.5,"run_id":"00000002"', group=b"changed")
         usages = [(_usage(ours), _usage(*theirs)) for _ in range(num_repeats)]
         yield _ratio_row("E8 diff, early divergence, time of msgspec", 1.2, usages)
-        peak = _peak_tree_bytes(ours) / _MIB
+        peak = peak_tree_bytes(ours) / _MIB
         name = "E8 diff, early divergence, memory of all processes"
         yield Row(name=name, measured=peak, target=128, unit="MiB")
 
@@ -117,13 +117,13 @@ def _write_run(folder: Path, num_bytes: int) -> tuple[Path, Path]:
     lines = [line + b"\n" for line in _SHAPE.lines()]
     log, alone = folder / LOG_NAME, folder / "alone.jsonl"
     num_repeats = math.ceil(num_bytes / sum(map(len, lines)))
-    _write_log(log, chain.from_iterable(repeat(lines, num_repeats)))
+    write_log(log, chain.from_iterable(repeat(lines, num_repeats)))
     alone.hardlink_to(log)
     return log, alone
 
 
-def _write_log(log: Path, lines: Iterable[bytes]) -> None:
-    """Write a log and its checksums, in blocks as a hub would."""
+def write_log(log: Path, lines: Iterable[bytes]) -> None:
+    """Write lines, each with its newline, and their checksums, in blocks as a hub would."""
     rest = iter(lines)
     with log.open("wb") as stream, checksum_path(log).open("wb") as checksums:
         for seq in count(0, MAX_BLOCK_EVENTS):
@@ -150,7 +150,7 @@ def _write_events(
     lines = chain.from_iterable(part.splitlines(keepends=True) for part in rounds)
     second = next(lines).replace(b'"group":"default"', b'"group":"%b"' % group)
     run_dir.mkdir(exist_ok=True)
-    _write_log(run_dir / LOG_NAME, chain((first, second), lines, (last,)))
+    write_log(run_dir / LOG_NAME, chain((first, second), lines, (last,)))
 
 
 def _count_command(log: Path) -> list[str]:
@@ -189,20 +189,21 @@ def _ratio_row(name: str, target: float, usages: Sequence[tuple[_Usage, _Usage]]
     return Row(name=name, measured=ratio.median, target=target, unit="ratio", note=note)
 
 
-def _peak_tree_bytes(command: Sequence[str]) -> float:
+def peak_tree_bytes(command: Sequence[str]) -> float:
     """Return the highest sum of resident memory over a process and its children (Linux only)."""
     if not Path("/proc/self/status").exists():
         return math.nan
     peaks: dict[int, int] = {}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            for pid in (process.pid, *_children(process.pid)):
-                peaks[pid] = max(peaks.get(pid, 0), _peak_bytes(pid))
+            for pid in (process.pid, *children(process.pid)):
+                peaks[pid] = max(peaks.get(pid, 0), peak_bytes(pid))
             time.sleep(0.01)
     return sum(peaks.values())
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Return the processes that a process's main thread has started (Linux)."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
@@ -210,7 +211,8 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
+    """Return the highest resident memory of a process so far; 0 where that is not known."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
