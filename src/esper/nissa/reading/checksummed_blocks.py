@@ -42,10 +42,9 @@ class LogPart(NamedTuple):
 
 def block_start_after(path: Path, offset: int) -> int | None:
     """Return the start of the first block after an offset; None if no line starts there."""
-    for record in _records(path) if _has_checksums(path) else ():
-        if record.start > offset:
-            with path.open("rb", buffering=0) as log:
-                return record.start if _is_line_start(log, record.start) else None
+    for record in _records(path, offset + 1) if _has_checksums(path) else ():
+        with path.open("rb", buffering=0) as log:
+            return record.start if _is_line_start(log, record.start) else None
     return None
 
 
@@ -71,11 +70,11 @@ def _intact_blocks(path: Path, start: int, end: int | None) -> Iterator[tuple[Co
         return
     line_start = start
     with path.open("rb", buffering=0) as log:
-        for record in _records(path):
+        for record in _records(path, start):
             if end is not None and record.end > end:
                 return
             num_bytes = record.end - record.start
-            if record.start < start or record.facts is None or num_bytes > MAX_BLOCK_BYTES:
+            if record.facts is None or num_bytes > MAX_BLOCK_BYTES:
                 continue
             if record.start != line_start and not _is_line_start(log, record.start):
                 continue
@@ -95,5 +94,5 @@ def _has_checksums(path: Path) -> bool:
     return path.stat().st_size >= MIN_LOG_PER_CHECKSUM * checksum_path(path).stat().st_size
 
 
-def _records(path: Path) -> Iterator[CommitRecord]:
-    return iterate_records(checksum_path(path), path.stat().st_size)
+def _records(path: Path, start: int) -> Iterator[CommitRecord]:
+    return iterate_records(checksum_path(path), path.stat().st_size, start)
