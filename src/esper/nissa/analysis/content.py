@@ -61,7 +61,7 @@ def read_content(task: ContentTask) -> Content:
     """Read the content of a log in this process."""
     path = Path(task.path)
     digest, pairs = hashlib.sha256(), Counter[str]()
-    for part in log_parts(path, 0, None):
+    for part in log_parts(path, 0, None, with_data=True):
         if part.facts is None:
             # The part behind the last block, which is empty in a whole log.
             if part.end is None and part.start == path.stat().st_size:
