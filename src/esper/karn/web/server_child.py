@@ -37,7 +37,7 @@ from esper.nissa.live.security import Security
 __all__ = ["main"]
 
 PARENT_CHECK_S: Final = 1.0
-PAUSE_S: Final = 0.1
+PAUSE_S: Final = 0.2
 """How long the log is left alone after it was read, so that it is read in larger parts."""
 TAIL_PAUSE_S: Final = 0.005
 """The same while a client follows the events themselves."""
@@ -96,7 +96,7 @@ class _Follower:
             match await self.link.receive():
                 case LogPosition(num_bytes=num_bytes):
                     await publish_up_to(source, num_bytes)
-                    # Pages read every 0.1 s; only tails need events earlier.
+                    # A page is sent a patch every 0.25 s; only tails need events earlier.
                     await anyio.sleep(TAIL_PAUSE_S if source.subscribers else PAUSE_S)
                 case LogEnd(is_complete=is_complete):
                     source.feed.close(is_complete=is_complete)
