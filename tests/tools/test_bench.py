@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from tools.bench.results import (
     write_results,
 )
 from tools.bench.rows import ROWS, Point, Row, load_all_benches, ordered_names, quick_names
+from tools.bench.training import note_lags, worker_cpu_s
 from tools.bench.workloads import Workload, run_workload
 from torch import Tensor
 
@@ -101,6 +103,15 @@ def test_tasks_of_the_bench_exist_in_worker_processes_and_a_lost_worker_is_timed
     assert all("ceiling" in line for line in waiting_and_growing)
     assert replayed.startswith("W5 replay to step 3 / first time")
     assert float(replayed.split("digits")[1].split()[0]) > 0
+
+
+def test_run_is_watched_while_it_goes_on() -> None:
+    workload = Workload(name="tiny", task="bench_growth", num_envs=1, num_steps=1)
+    lags_s: list[float] = []
+    run_workload(workload, command="wait", monitors=[partial(note_lags, lags_s)])
+
+    assert worker_cpu_s(workload, command="wait", num_subscribers=1) > 0
+    assert lags_s
 
 
 def test_figure_without_a_target_is_never_missed() -> None:
