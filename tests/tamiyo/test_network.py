@@ -20,7 +20,13 @@ from torch import Tensor
 from esper.leyline.actions import HEADS, NUM_OPS, Head, Op
 from esper.leyline.config import TrainingConfig
 from esper.tamiyo.distributions import OP_ROW
-from esper.tamiyo.network import LstmState, PolicyNetwork, PolicyOutput, PolicySpec
+from esper.tamiyo.network import (
+    LstmState,
+    PolicyNetwork,
+    PolicyOutput,
+    PolicySpec,
+    draw_uniforms,
+)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +154,45 @@ def test_nothing_before_a_segment_start_reaches_behind_it() -> None:
 def decide(network: PolicyNetwork, *, seed: int | None, num_envs: int = 64):
     obs, blueprints = random_inputs(generator(1), num_envs)
     masks = random_masks(generator(2), num_envs)
-    gen = None if seed is None else generator(seed)
+    uniforms = None if seed is None else draw_uniforms(num_envs, generator(seed))
     state = network.initial_state(num_envs)
-    return masks, network.decide(obs, blueprints, masks, state, generator=gen)
+    return masks, network.decide(obs, blueprints, masks, state, uniforms=uniforms)
+
+
+@pytest.mark.parametrize("num_envs", [2, 3, 8, 17, 64])
+def test_decision_about_an_env_has_the_same_bits_whatever_stands_in_other_rows(
+    num_envs: int,
+) -> None:
+    network = sharpened(small_network())
+    masks, uniforms = random_masks(generator(2), num_envs), draw_uniforms(num_envs, generator(3))
+    obs, blueprints = random_inputs(generator(1), num_envs)
+    state = random_state(4, num_envs)
+    expected = network.decide(obs, blueprints, masks, state, uniforms=uniforms)
+    for seed in range(5, 15):
+        kept = torch.rand(num_envs, generator=generator(seed)) < 0.5
+        row = kept.unsqueeze(1)
+        others, planted = random_inputs(generator(seed), num_envs)
+        elsewhere = random_state(seed, num_envs).replaced(kept, state)
+        found = network.decide(
+            obs.where(row, 100.0 * others),
+            blueprints.where(row, planted),
+            masks,
+            elsewhere,
+            uniforms=uniforms,
+        )
+
+        for name in ("actions", "log_probs", "diagnostics"):
+            assert torch.equal(getattr(found, name)[:, kept], getattr(expected, name)[:, kept])
+        assert torch.equal(found.state.h[kept], expected.state.h[kept])
+        assert torch.equal(found.state.c[kept], expected.state.c[kept])
+
+
+def random_state(seed: int, num_envs: int) -> LstmState:
+    size = (num_envs, SPEC.hidden_dim)
+    return LstmState(
+        h=torch.randn(size, generator=generator(seed)),
+        c=torch.randn(size, generator=generator(seed + 1)),
+    )
 
 
 def test_decision_is_legal_in_every_head_under_its_own_op() -> None:
@@ -261,7 +303,11 @@ def test_every_head_has_a_finite_gradient_under_autocast_after_a_decision() -> N
     masks = random_masks(generator(2), 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         decision = network.decide(
-            obs, blueprints, masks, network.initial_state(4), generator=generator(3)
+            obs,
+            blueprints,
+            masks,
+            network.initial_state(4),
+            uniforms=draw_uniforms(4, generator(3)),
         )
         output = network.step(obs, blueprints, network.initial_state(4))
         chosen = network.space.distributions(output.logits, torch.ones_like(output.logits).bool())
@@ -329,7 +375,7 @@ def fed_back(network: PolicyNetwork) -> list[LstmState]:
     masks = random_masks(generator(2), 5)
     for number in range(3):
         obs, blueprints = random_inputs(generator(number), 5)
-        decision = network.decide(obs, blueprints, masks, states[-1], generator=None)
+        decision = network.decide(obs, blueprints, masks, states[-1], uniforms=None)
         states.append(decision.state)
     return states
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 from tests.builders.messages import env_evidence, make_signals
+from tests.builders.steps import all_evidence, applied
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Op
 from esper.leyline.errors import EnvFaultError, InterruptedRunError, RunFailedError
@@ -142,6 +143,8 @@ def engine_for(
     num_lanes: int,
     stop: StopFlag | None = None,
     batches: Callable[[int, int], Iterable[Sequence[str]]] = shared_batches,
+    *,
+    has_feeder: bool = True,
 ) -> WorkerEngine:
     worker = Worker(
         env_ids=range(NUM_ENVS),
@@ -149,6 +152,7 @@ def engine_for(
         work=work,
         batches=batches,
         stop=stop or StopFlag(),
+        has_feeder=has_feeder,
     )
     return WorkerEngine([worker], num_envs=NUM_ENVS)
 
@@ -162,18 +166,20 @@ def expected_log(env_id: int, num_steps: int) -> list[str]:
     return log
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2, 5, 8])
+WITH_AND_WITHOUT_FEEDER = [(1, True), (1, False), (2, True), (5, True), (8, True)]
+
+
+@pytest.mark.parametrize(("num_lanes", "has_feeder"), WITH_AND_WITHOUT_FEEDER)
 async def test_every_env_goes_through_the_same_work_on_one_thread_for_any_number_of_lanes(
-    num_lanes: int,
+    num_lanes: int, has_feeder: bool
 ) -> None:
     work = NotingWork()
-    engine = engine_for(work, num_lanes)
+    engine = engine_for(work, num_lanes, has_feeder=has_feeder)
     with anyio.fail_after(WAIT_S):
         assert await engine.build_round(0) == ()
         for step in range(3):
-            await engine.train_pass(step)
-            evidence = await engine.validate_pass(step)
-            outcome = await engine.apply(decision(step, is_truncated=step == 2))
+            evidence = await all_evidence(engine, step)
+            outcome = await applied(engine, decision(step, is_truncated=step == 2))
             assert [env and env.env_id for env in evidence.envs] == list(range(NUM_ENVS))
             assert [env and env.env_id for env in outcome.envs] == list(range(NUM_ENVS))
         engine.close()
@@ -211,9 +217,8 @@ async def test_an_env_that_breaks_is_named_and_the_others_go_on_undisturbed(
     with anyio.fail_after(WAIT_S):
         failures = list(await engine.build_round(0))
         for step in range(2):
-            await engine.train_pass(step)
-            evidence = await engine.validate_pass(step)
-            outcome = await engine.apply(decision(step, is_truncated=step == 1))
+            evidence = await all_evidence(engine, step)
+            outcome = await applied(engine, decision(step, is_truncated=step == 1))
             failures += [*evidence.failures, *outcome.failures]
         engine.close()
 
@@ -243,8 +248,8 @@ async def test_a_lane_applies_all_its_live_envs_in_one_call_and_results_are_in_e
     engine = engine_for(work, num_lanes)
     with anyio.fail_after(WAIT_S):
         await engine.build_round(0)
-        first = await engine.apply(decision(0))
-        last = await engine.apply(decision(1, is_truncated=True))
+        first = await applied(engine, decision(0))
+        last = await applied(engine, decision(1, is_truncated=True))
         engine.close()
 
     every = [tuple(range(lane, NUM_ENVS, num_lanes)) for lane in range(num_lanes)]
@@ -269,32 +274,36 @@ async def test_a_new_round_builds_every_env_anew_even_one_that_broke() -> None:
     engine = engine_for(work, 2)
     with anyio.fail_after(WAIT_S):
         await engine.build_round(0)
-        assert (await engine.validate_pass(0)).envs[1] is None
+        assert (await all_evidence(engine, 0)).envs[1] is None
         breaking.clear()
         await engine.build_round(1)
-        evidence = await engine.validate_pass(0)
+        evidence = await all_evidence(engine, 0)
         engine.close()
     assert None not in evidence.envs
     assert evidence.failures == ()
     assert {env.round_index for env in work.envs.values()} == {1}
 
 
-async def test_a_data_stream_that_breaks_off_ends_the_pass_with_its_error() -> None:
+@pytest.mark.parametrize(("num_lanes", "has_feeder"), WITH_AND_WITHOUT_FEEDER[1:3])
+async def test_a_data_stream_that_breaks_off_ends_the_pass_with_its_error(
+    num_lanes: int, has_feeder: bool
+) -> None:
     work = NotingWork()
 
     def broken(round_index: int, step: int) -> Iterator[Sequence[str]]:
         yield from list(shared_batches(round_index, step))[:3]
         raise OSError("data file vanished")
 
-    engine = engine_for(work, 2, batches=broken)
+    engine = engine_for(work, num_lanes, batches=broken, has_feeder=has_feeder)
     with anyio.fail_after(WAIT_S):
         await engine.build_round(0)
         with pytest.raises(OSError, match="data file vanished"):
-            await engine.train_pass(0)
+            await all_evidence(engine, 0)
         engine.close()
 
 
-async def test_a_stop_ends_a_pass_between_two_batches() -> None:
+@pytest.mark.parametrize("has_feeder", [True, False])
+async def test_a_stop_ends_a_pass_between_two_batches(has_feeder: bool) -> None:
     stop = StopFlag()
     work = NotingWork()
 
@@ -303,15 +312,16 @@ async def test_a_stop_ends_a_pass_between_two_batches() -> None:
             stop.set("SIGTERM")
 
     work.fault = fault
-    engine = engine_for(work, 1, stop)
+    engine = engine_for(work, 1, stop, has_feeder=has_feeder)
     with anyio.fail_after(WAIT_S):
         await engine.build_round(0)
         with pytest.raises(InterruptedRunError, match="SIGTERM"):
-            await engine.train_pass(0)
+            await all_evidence(engine, 0)
         engine.close()
 
     for env_id, env in work.envs.items():
-        assert env.log == expected_log(env_id, 1)[: 2 + 3]
+        # This work does not look at the stop, so its validation, which was queued, is carried out.
+        assert env.log == [*expected_log(env_id, 1)[: 2 + 3], "validate 0"]
 
 
 async def test_closing_does_not_wait_for_a_lane_that_hangs() -> None:

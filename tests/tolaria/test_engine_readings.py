@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
+from tests.builders.steps import all_evidence
 from tests.tolaria.test_engine import NUM_ENVS, WAIT_S, NotedEnv, NotingWork, engine_for
 
 from esper.leyline.messages import EnvTestResult
@@ -56,7 +57,7 @@ async def test_env_that_breaks_in_its_test_is_quarantined_and_reported_with_the_
 
     assert results[1] is None
     assert await engine.snapshot(1) is None
-    evidence = await engine.validate_pass(3)
+    evidence = await all_evidence(engine, 3)
     assert [(failure.env_id, failure.step) for failure in evidence.failures] == [(1, 3)]
 
 

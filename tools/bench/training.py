@@ -17,9 +17,10 @@ import anyio
 import torch
 
 from esper.leyline.telemetry import EventType
+from esper.leyline.workers import Build, Train
 from esper.nissa.bus.hub import TelemetryHub
 from esper.simic.training.run_monitors import Monitor
-from esper.tolaria.engine import WorkerEngine
+from esper.tolaria.lanes import wait_for_all
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.worker import Worker
 from tools.bench.bare_loop import BareLoop
@@ -366,12 +367,11 @@ async def _idle_pass_s(num_lanes: int, num_envs: int, num_batches: int) -> float
         batches=partial(_idle_batches, num_envs, num_batches),
         stop=StopFlag(),
     )
-    engine = WorkerEngine([worker], num_envs=num_envs)
-    await engine.build_round(0)
+    await wait_for_all([worker.submit(Build(round=0))])
     started_s = time.perf_counter()
-    await engine.train_pass(0)
+    await wait_for_all([worker.submit(Train(step=0))])
     passed_s = time.perf_counter() - started_s
-    engine.close()
+    worker.close()
     return passed_s
 
 

@@ -11,7 +11,6 @@ import msgspec
 
 from esper.leyline.config import Job
 from esper.leyline.jobs import merge_job
-from esper.leyline.messages import StepEvidence
 from esper.leyline.probes import PROBE_PREFIX
 from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY
 from esper.simic.probes.growth import Fate, draw_fate
@@ -37,7 +36,6 @@ __all__ = [
     "Played",
     "job_of",
     "last_checkpoint",
-    "nothing_after_validation",
     "play",
     "play_round",
     "setup_of",
@@ -154,7 +152,6 @@ async def play_round(setup: RunSetup) -> tuple[StepResult, ...]:
                     control,
                     step,
                     profiler=PhaseProfiler(is_on=False),
-                    after_validation=nothing_after_validation,
                 )
                 for step in range(setup.job.training.max_epochs)
             ]
@@ -162,7 +159,3 @@ async def play_round(setup: RunSetup) -> tuple[StepResult, ...]:
     finally:
         engine.close()
         control.close()
-
-
-async def nothing_after_validation(_: StepEvidence) -> None:
-    """Do nothing between validation and decision."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import anyio
+from tests.builders.steps import all_evidence, applied
 
 from esper.leyline.actions import ActionSpec, Blueprint, Op
 from esper.leyline.episodes import is_last_step
@@ -17,7 +18,7 @@ from esper.simic.training.assembly.run_setup import RunSetup
 from esper.simic.training.step import ControlThread, run_step
 from esper.tolaria.engine import WorkerEngine
 from tools.markdown import table
-from tools.probes.learning import job_of, nothing_after_validation, setup_of
+from tools.probes.learning import job_of, setup_of
 
 __all__ = ["control_rate", "speed_table"]
 
@@ -88,7 +89,6 @@ async def _play(
             control,
             step,
             profiler=PhaseProfiler(is_on=False),
-            after_validation=nothing_after_validation,
         )
 
 
@@ -104,9 +104,9 @@ async def _engine_alone(setup: RunSetup) -> CpuTime:
             began_s = time.process_time()
         await engine.build_round(round_index)
         for step in range(training.max_epochs):
-            await engine.train_pass(step)
-            await engine.validate_pass(step)
-            await engine.apply(
+            await all_evidence(engine, step)
+            await applied(
+                engine,
                 StepDecision(
                     round=round_index,
                     step=step,
@@ -114,7 +114,7 @@ async def _engine_alone(setup: RunSetup) -> CpuTime:
                     actions=(plant if step == 3 else wait,) * training.n_envs,
                     details=blank,
                     previous_rewards=blank,
-                )
+                ),
             )
     spent_s = time.process_time() - began_s
     engine.close()

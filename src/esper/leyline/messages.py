@@ -5,7 +5,9 @@ message. Use MessagePack between processes, as JSON cannot represent non-finite 
 envs are in env order, and a quarantined env has None in its place.
 """
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
@@ -42,7 +44,11 @@ __all__ = [
     "StepEvidence",
     "StepOutcome",
     "StepRecord",
+    "merge_decisions",
+    "merge_evidence",
 ]
+
+T = TypeVar("T")
 
 
 class Phase(StrEnum):
@@ -142,10 +148,12 @@ class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What all envs showed in one step."""
+    """What the envs of some workers, or of all, showed in one step."""
 
     round: int
     step: int
+    env_ids: tuple[int, ...]
+    """The envs of these workers, failed ones included, in order."""
     envs: tuple[EnvEvidence | None, ...]
     failures: tuple[EnvFailure, ...] = ()
     """Envs that failed since the last message."""
@@ -163,7 +171,10 @@ class DecisionDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """The action of every env; an env that panicked is rolled back instead."""
+    """The actions of the envs of some workers, or of all.
+
+    An env that panicked is rolled back instead.
+    """
 
     round: int
     step: int
@@ -268,3 +279,37 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Suspicions about rewards, by env."""
     ended: tuple[EpisodeRecord, ...] = ()
     """Episodes that end with this step, including those of failed envs."""
+
+
+def merge_evidence(parts: Sequence[StepEvidence]) -> StepEvidence:
+    """Return the evidence of a step from that of its workers."""
+    return StepEvidence(
+        round=parts[0].round,
+        step=parts[0].step,
+        env_ids=tuple(sorted(env_id for part in parts for env_id in part.env_ids)),
+        envs=_merged_rows(part.envs for part in parts),
+        # Workers are ready in any order; events must not depend on it.
+        failures=tuple(sorted((item for part in parts for item in part.failures), key=_env_id)),
+        feeder_wait_s=sum(part.feeder_wait_s for part in parts),
+    )
+
+
+def merge_decisions(parts: Sequence[StepDecision]) -> StepDecision:
+    """Return the decisions of a step from those about the envs of its workers."""
+    return msgspec.structs.replace(
+        parts[0],
+        actions=_merged_rows(part.actions for part in parts),
+        details=_merged_rows(part.details for part in parts),
+    )
+
+
+def _merged_rows(rows: Iterable[tuple[T | None, ...]]) -> tuple[T | None, ...]:
+    """Return one row in which each env has its only entry."""
+    return tuple(
+        next((item for item in items if item is not None), None)
+        for items in zip(*rows, strict=True)
+    )
+
+
+def _env_id(failure: EnvFailure) -> int:
+    return failure.env_id

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import ClassVar
 
 from esper.leyline.reports import SeedReport
 from esper.leyline.signals import TrainingSignals
@@ -19,6 +20,7 @@ class SwappedExtractor(FeatureExtractor):
     Which ops are legal is still that of the env itself, as an illegal action cannot be carried out.
     """
 
+    shows_other_envs: ClassVar[bool] = True
     seed: int = 0
     _rng: Random = field(init=False)
 

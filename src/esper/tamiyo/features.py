@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -309,6 +309,8 @@ class FeatureExtractor:
     """Length of an episode."""
     added_blueprints: tuple[str, ...] = ()
     """The blueprints that the run adds."""
+    shows_other_envs: ClassVar[bool] = False
+    """Whether an env's observation is made of those of other envs."""
     _slot_index: Mapping[str, int] = field(init=False)
     _blueprint_index: Mapping[str, int] = field(init=False)
     _base_scaling: _Scaling = field(init=False)

@@ -18,7 +18,14 @@ from esper.leyline.actions import HEADS, NUM_OPS, Head, head_sizes
 from esper.tamiyo.distributions import DEFAULT_MIXTURES, OP_ROW, ActionSpace
 from esper.tamiyo.mask_types import ActionMasks
 
-__all__ = ["Decision", "LstmState", "PolicyNetwork", "PolicyOutput", "PolicySpec"]
+__all__ = [
+    "Decision",
+    "LstmState",
+    "PolicyNetwork",
+    "PolicyOutput",
+    "PolicySpec",
+    "draw_uniforms",
+]
 
 BLUEPRINT_DIM: Final = 4
 HIDDEN_GAIN: Final = math.sqrt(2)
@@ -52,6 +59,11 @@ class LstmState:
         """Return the state with the rows of this bool mask [N] set to zero."""
         gone = rows.unsqueeze(-1)
         return LstmState(h=self.h.masked_fill(gone, 0.0), c=self.c.masked_fill(gone, 0.0))
+
+    def replaced(self, rows: Tensor, after: "LstmState") -> "LstmState":
+        """Return the state with the rows of this bool mask [N] taken from another state."""
+        taken = rows.unsqueeze(-1)
+        return LstmState(h=after.h.where(taken, self.h), c=after.c.where(taken, self.c))
 
     def select(self, rows: Tensor) -> "LstmState":
         """Return the state of these envs, in this order."""
@@ -259,12 +271,22 @@ class PolicyNetwork(nn.Module):
         masks: ActionMasks,
         state: LstmState,
         *,
-        generator: torch.Generator | None,
+        uniforms: Tensor | None,
     ) -> Decision:
-        """Sample actions for all envs; without a generator, take the most probable ones."""
+        """Choose actions for all envs.
+
+        An env's decision does not depend on the other rows, to the last bit: their number sets the
+        shapes of all operations, their contents enter none of its sums.
+
+        Args:
+            obs: [N, D].
+            blueprints: int64 [N, S] with -1 for empty.
+            masks: the legal choices.
+            state: the LSTM state before the step.
+            uniforms: [N, K] from `draw_uniforms`, to sample with; None takes the most probable
+                actions.
+        """
         output = self._run_step(obs, blueprints, state)
-        # Drawn at once for all heads, the op's included, which is sampled before the others.
-        uniforms = None if generator is None else _draw_uniforms(len(obs), generator, obs.device)
         # The op first, because the legal choices of the other heads depend on it.
         ops_alone = self.space.op_distribution(output.logits, masks)
         ops = ops_alone.choose(uniforms).squeeze(-1)
@@ -327,12 +349,10 @@ def _cloned_step(
     )
 
 
-def _draw_uniforms(num_envs: int, generator: torch.Generator, device: torch.device) -> Tensor:
+def draw_uniforms(num_envs: int, generator: torch.Generator) -> Tensor:
     """Draw one number in [0, 1) per env and head; the count does not depend on the masks."""
-    shape = (num_envs, len(HEADS))
     # On the generator's device, the CPU: the same numbers whatever the policy runs on.
-    drawn = torch.rand(shape, generator=generator, device=generator.device)
-    return drawn.to(device, non_blocking=True)
+    return torch.rand((num_envs, len(HEADS)), generator=generator, device=generator.device)
 
 
 def _mlp(*sizes: int) -> nn.Sequential:

@@ -5,7 +5,7 @@ which may be threads of this process, processes of their own or Ray actors.
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ from esper.leyline.workers import (
     decision_for,
     merge_replies,
 )
-from esper.tolaria.lanes import Lane, wait_for_all
+from esper.tolaria.lanes import Lane, joined, wait_for_all, wait_for_some
 
 __all__ = ["Connection", "Port", "WorkerEngine"]
 
@@ -72,8 +72,10 @@ class Port(Connection, Protocol):
 class WorkerEngine:
     """Spreads the envs of a round over workers.
 
-    Only decisions make a worker wait: the passes of the next step are queued behind the decisions
-    of this step, and those of the next round behind the last step of this round.
+    Only the decisions about its own envs make a worker wait: the passes of the next step are queued
+    behind the decisions of this step, and those of the next round behind the last step of this
+    round. A step ends when all workers have carried their decisions out, so that no worker is more
+    than one step ahead of another.
     """
 
     def __init__(
@@ -91,11 +93,15 @@ class WorkerEngine:
         self._ports = tuple(ports)
         self._num_envs = num_envs
         self._round_index = 0
-        self._ahead: dict[Command, list[Future[Reply]]] = {}
+        self._ahead: dict[tuple[Port, Command], Future[Reply]] = {}
         """Commands that were sent before their result was asked for."""
+        self._step = 0
+        self._passes: dict[Port, Future[list[Reply]]] = {}
+        """Training and validation of this step, of the workers without a decision."""
+        self._applied: list[Future[Reply]] = []
+        """What the workers with a decision do with it."""
         self._failures: list[EnvFailure] = []
         """Failures since the last message to the trainer."""
-        self._data_wait_s = 0.0
         self._memory: dict[str, MemoryStats] = {}
 
     @property
@@ -119,7 +125,7 @@ class WorkerEngine:
 
     def start_round(self, round_index: int) -> None:
         """Start what a round begins with: building its envs and their first passes."""
-        self._send_ahead(Build(round=round_index), Train(step=0), Validate(step=0))
+        self._send_ahead(self._ports, Build(round=round_index), Train(step=0), Validate(step=0))
 
     async def build_round(self, round_index: int) -> tuple[EnvFailure, ...]:
         """Build the round's envs and release those of the previous round."""
@@ -127,40 +133,57 @@ class WorkerEngine:
         await self._run(Build(round=round_index))
         return self._take_failures()
 
-    async def train_pass(self, step: int) -> None:
-        """Train every env for one host epoch."""
-        self._data_wait_s += (await self._run(Train(step=step))).costs.data_wait_s
+    def start_step(self, step: int) -> None:
+        """Let all workers train and validate their envs."""
+        self._step = step
+        for port in self._ports:
+            calls = [self._sent(port, Train(step=step)), self._sent(port, Validate(step=step))]
+            self._passes[port] = joined(calls, list)
 
-    async def validate_pass(self, step: int) -> StepEvidence:
-        """Validate every env, including ablations, and return the evidence since the last step."""
-        reply = await self._run(Validate(step=step))
-        found = {item.env_id: item for item in reply.evidence}
-        data_wait_s, self._data_wait_s = self._data_wait_s, 0.0
+    async def next_evidence(self, min_share: float = 1.0) -> StepEvidence | None:
+        """Return the evidence of the workers that have validated; None after the last of them.
+
+        Args:
+            min_share: of the envs of the run to wait for, if so many are left.
+        """
+        if not self._passes:
+            return None
+        await wait_for_some([*self._passes.values()], self._num_needed(min_share))
+        done = [port for port, passes in self._passes.items() if passes.done()]
+        replies = [reply for port in done for reply in self._passes.pop(port).result()]
+        merged = self._noting_failures(merge_replies(replies))
+        found = {item.env_id: item for item in merged.evidence}
         return StepEvidence(
             round=self._round_index,
-            step=step,
+            step=self._step,
+            env_ids=tuple(sorted(env_id for port in done for env_id in port.env_ids)),
             envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
             failures=self._take_failures(),
-            feeder_wait_s=data_wait_s,
+            feeder_wait_s=merged.costs.data_wait_s,
         )
 
-    async def apply(self, decision: StepDecision) -> StepOutcome:
-        """Apply one decision per env and advance the slots by one step."""
-        calls = [
-            port.submit(Apply(decision=decision_for(decision, port.env_ids)))
-            for port in self._ports
-        ]
-        # Behind the decisions in the workers' queues: no worker waits for the slowest one, nor for
-        # control, before it trains on.
-        if not decision.is_last_step:
-            self._send_ahead(Train(step=decision.step + 1), Validate(step=decision.step + 1))
-        reply = await self._merged(calls)
+    def apply(self, decision: StepDecision, env_ids: Collection[int]) -> None:
+        """Let the workers of these envs apply the decisions and advance their slots by one step."""
+        for port in self._ports:
+            if port.env_ids[0] in env_ids:
+                command = Apply(decision=decision_for(decision, port.env_ids))
+                self._applied.append(port.submit(command))
+                # Behind the decisions in the worker's queue: it waits neither for the slowest
+                # worker nor for control before it trains on.
+                if not decision.is_last_step:
+                    step = decision.step + 1
+                    self._send_ahead([port], Train(step=step), Validate(step=step))
+
+    async def outcome(self) -> StepOutcome:
+        """Wait until all workers have applied the decisions of the step."""
+        applied, self._applied = self._applied, []
+        reply = await self._merged(applied)
         self._memory |= reply.costs.memory
         executed = reply.executed or ActionExecutionResult()
         found = {outcome.env_id: outcome for outcome in executed.outcomes}
         return StepOutcome(
-            round=decision.round,
-            step=decision.step,
+            round=self._round_index,
+            step=self._step,
             envs=tuple(found.get(env_id) for env_id in range(self._num_envs)),
             failures=self._take_failures(),
             truncated_bootstrap_targets=tuple(executed.truncated_bootstrap_targets),
@@ -191,12 +214,12 @@ class WorkerEngine:
 
     async def _run(self, command: Command) -> Reply:
         """Return the merged replies of all workers to a command, sent ahead or now."""
-        # Commands are values, so the one that is asked for finds the equal one that was sent ahead.
-        calls = self._ahead.pop(command) if command in self._ahead else self._send(command)
-        return await self._merged(calls)
+        return await self._merged([self._sent(port, command) for port in self._ports])
 
     async def _merged(self, calls: "Sequence[Future[Reply]]") -> Reply:
-        reply = merge_replies(await wait_for_all(calls))
+        return self._noting_failures(merge_replies(await wait_for_all(calls)))
+
+    def _noting_failures(self, reply: Reply) -> Reply:
         self._failures += reply.failures
         return reply
 
@@ -205,13 +228,26 @@ class WorkerEngine:
         # Workers answer in any order; events must not depend on it.
         return tuple(sorted(found, key=_env_id))
 
-    def _send_ahead(self, *commands: Command) -> None:
-        if self._is_queued_ahead:
-            for command in commands:
-                self._ahead[command] = self._send(command)
+    def _num_needed(self, min_share: float) -> int:
+        """Return how many workers without a decision have so many envs, whichever they are."""
+        num_wanted, num_found = min_share * self._num_envs, 0
+        # The smallest first: these are the workers that it takes most of.
+        sizes = sorted(len(port.env_ids) for port in self._passes)
+        for num_workers, size in enumerate(sizes, start=1):
+            num_found += size
+            if num_found >= num_wanted:
+                return num_workers
+        return len(sizes)
 
-    def _send(self, command: Command) -> "list[Future[Reply]]":
-        return [port.submit(command) for port in self._ports]
+    def _send_ahead(self, ports: Iterable[Port], *commands: Command) -> None:
+        if self._is_queued_ahead:
+            for port in ports:
+                for command in commands:
+                    self._ahead[port, command] = port.submit(command)
+
+    def _sent(self, port: Port, command: Command) -> "Future[Reply]":
+        # Commands are values, so the one that is asked for finds the equal one that was sent ahead.
+        return self._ahead.pop((port, command), None) or port.submit(command)
 
 
 def _env_id(failure: EnvFailure) -> int:

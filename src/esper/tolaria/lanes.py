@@ -24,7 +24,7 @@ from torch.profiler import record_function
 
 from esper.tolaria.stopping import StopFlag, beat_at_checkpoints
 
-__all__ = ["BatchStream", "Lane", "feed", "joined", "lane_stacks", "wait_for_all"]
+__all__ = ["BatchStream", "Lane", "feed", "joined", "lane_stacks", "wait_for_all", "wait_for_some"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -229,6 +229,22 @@ def joined(futures: Sequence[Future[T]], combine: Callable[[list[T]], R]) -> Fut
     for future in futures:
         future.add_done_callback(joining.count)
     return joining.future
+
+
+async def wait_for_some(futures: Sequence[Future[Any]], num_needed: int) -> None:
+    """Await the first calls of several that are done; like `wait_for_all` in all else.
+
+    If one of them has failed, or the awaiting task is cancelled, all are waited for, and the
+    failure is raised.
+    """
+    arrival = _Arrival(num_needed)
+    for future in futures:
+        future.add_done_callback(arrival.count)
+    with anyio.CancelScope(shield=True):
+        await arrival.wait()
+    has_failed = any(future.done() and future.exception() is not None for future in futures)
+    if has_failed or anyio.get_current_task().has_pending_cancellation():
+        await wait_for_all(futures)
 
 
 async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -140,7 +141,7 @@ class EnvWork(Protocol[E, B_contra]):
 
 @dataclass(eq=False, slots=True)
 class EnvGroup(Generic[E, B]):
-    """A lane, the envs that only it accesses, and its queue of batches.
+    """A lane, the envs that only it accesses, and its batches.
 
     All methods run on the lane and return its part of the worker's reply. An exception in an env's
     work quarantines that env only; the reader of the reply decides what that means for the run.
@@ -149,7 +150,10 @@ class EnvGroup(Generic[E, B]):
     lane: Lane
     env_ids: tuple[int, ...]
     work: EnvWork[E, B]
-    stream: BatchStream[Sequence[B]]
+    stream: BatchStream[Sequence[B]] | None
+    """Filled by the worker's feeder; None if the lane makes its batches itself."""
+    stop: StopFlag
+    """Checked between batches."""
     enter_env: Callable[[int | None], None]
     """Called with the env that the lane works on from now on."""
     live: dict[int, E] = field(default_factory=dict)
@@ -169,13 +173,14 @@ class EnvGroup(Generic[E, B]):
             self.lane.beat()
         return self._reply(Reply())
 
-    def train(self, step: int) -> Reply:
-        """Train all envs on each batch of the stream before the next one is taken."""
+    def train(self, step: int, batches: Iterable[Sequence[B]]) -> Reply:
+        """Train all envs on each batch before the next one is taken."""
         for env_id, env in list(self.live.items()):
             self._try(Place(Phase.TRAIN, step), env_id, self.work.begin_train, env, step)
-        # Batch first, env second, so that the stream has to hold a few batches instead of a whole
+        # Batch first, env second, so that a stream has to hold a few batches instead of a whole
         # pass.
-        for batch_index, shares in enumerate(iter(self.stream.get, None)):
+        for batch_index, shares in enumerate(batches):
+            self.stop.checkpoint()
             place = Place(Phase.TRAIN, step, batch_index)
             for env_id, env in list(self.live.items()):
                 share = shares[env_id]
@@ -253,7 +258,7 @@ class EnvGroup(Generic[E, B]):
             failures=failures,
             costs=WorkerCosts(
                 cpu_s=self._cpu_s - before_s,
-                data_wait_s=self.stream.take_waited_s(),
+                data_wait_s=0.0 if self.stream is None else self.stream.take_waited_s(),
                 memory=memory or {},
             ),
         )
@@ -278,8 +283,9 @@ class EnvGroup(Generic[E, B]):
 class Worker(Generic[E, B]):
     """Carries out commands on the envs it owns: each env belongs to one lane.
 
-    One feeder thread streams the batches of a pass to all lanes. Lanes carry out their calls in
-    order and do not wait for each other, so commands may be submitted ahead.
+    One feeder thread streams the batches of a pass to all lanes; a single lane can make them
+    itself. Lanes carry out their calls in order and do not wait for each other, so commands may be
+    submitted ahead.
     """
 
     def __init__(
@@ -290,6 +296,7 @@ class Worker(Generic[E, B]):
         work: EnvWork[E, B],
         batches: Callable[[int, int], Iterable[Sequence[B]]],
         stop: StopFlag,
+        has_feeder: bool = True,
         pulse: Pulse | None = None,
     ) -> None:
         """Start the threads.
@@ -300,6 +307,8 @@ class Worker(Generic[E, B]):
             work: the operations on an env.
             batches: returns the training stream of a (round, step); an item has one share per env.
             stop: checked between batches.
+            has_feeder: make batches on a thread of their own. Without one, a worker with a single
+                lane leaves a core to its neighbours and takes less CPU time.
             pulse: where heartbeats are recorded for another process.
         """
         self.env_ids = tuple(env_ids)
@@ -307,16 +316,19 @@ class Worker(Generic[E, B]):
         self._round_index = 0
         # Ends what was submitted ahead when the worker is closed before the run is stopped.
         self._stop = StopFlag(parent=stop)
-        self._feeder = Lane("feeder")
+        owned_by_lane = _envs_by_lane(self.env_ids, num_lanes)
+        assert has_feeder or len(owned_by_lane) == 1, "several lanes share the batches of a feeder"
+        self._feeder = Lane("feeder") if has_feeder else None
         self._groups = [
-            _env_group(index, owned, work, self._stop, pulse)
-            for index, owned in enumerate(_envs_by_lane(self.env_ids, num_lanes))
+            _env_group(index, owned, work, self._stop, pulse, has_feeder=has_feeder)
+            for index, owned in enumerate(owned_by_lane)
         ]
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """Return all threads, for the watchdog."""
-        return (*(group.lane for group in self._groups), self._feeder)
+        lanes = tuple(group.lane for group in self._groups)
+        return lanes if self._feeder is None else (*lanes, self._feeder)
 
     def env_ids_of(self, lane: Lane) -> tuple[int, ...]:
         """Return the envs that a lane owns."""
@@ -369,23 +381,31 @@ class Worker(Generic[E, B]):
             lane.close()
 
     def _train(self, step: int) -> "Future[Reply]":
-        streams = [group.stream for group in self._groups]
+        batches = self._batches(self._round_index, step)
+        if self._feeder is None:
+            (group,) = self._groups
+            return group.lane.submit(group.train, step, batches)
+        streams = [group.stream for group in self._groups if group.stream is not None]
         # The feeder is submitted before the lanes, so that the first batch is on its way when they
         # begin.
-        feeding = self._feeder.submit(feed, self._batches(self._round_index, step), streams)
+        feeding = self._feeder.submit(feed, batches, streams)
         # Without this, lanes would wait for batches of a feeder that has failed, until the watchdog
         # takes them for hung.
-        feeding.add_done_callback(self._end_starved_streams)
-        calls: list[Future[Any]] = [group.lane.submit(group.train, step) for group in self._groups]
+        feeding.add_done_callback(partial(_end_starved, streams))
+        calls: list[Future[Any]] = [
+            group.lane.submit(group.train, step, iter(stream.get, None))
+            for group, stream in zip(self._groups, streams, strict=True)
+        ]
         # The feeder comes last: if a lane and the feeder fail, the lane's error is the one that is
         # raised.
         return joined([*calls, feeding], _merge_passes)
 
-    def _end_starved_streams(self, feeding: "Future[int]") -> None:
-        """Unblock lanes waiting for batches if the feeder failed; its error is raised later."""
-        if feeding.exception() is not None:
-            for group in self._groups:
-                group.stream.end()
+
+def _end_starved(streams: Iterable[BatchStream[Any]], feeding: "Future[int]") -> None:
+    """Unblock lanes waiting for batches if the feeder failed; its error is raised later."""
+    if feeding.exception() is not None:
+        for stream in streams:
+            stream.end()
 
 
 def _merge_passes(results: Sequence[Any]) -> Reply:
@@ -399,13 +419,16 @@ def _env_group(
     work: EnvWork[E, B],
     stop: StopFlag,
     pulse: Pulse | None,
+    *,
+    has_feeder: bool,
 ) -> EnvGroup[E, B]:
     channel = None if pulse is None else pulse.channel(index)
     return EnvGroup(
         lane=Lane(f"lane-{index}", on_beat=None if channel is None else channel.beat),
         env_ids=env_ids,
         work=work,
-        stream=BatchStream[Sequence[B]](STREAM_DEPTH, stop),
+        stream=BatchStream[Sequence[B]](STREAM_DEPTH, stop) if has_feeder else None,
+        stop=stop,
         enter_env=_ignore if channel is None else channel.enter_env,
     )
 

@@ -17,7 +17,7 @@ from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.agent.rollout_buffer import StepRows
 from esper.simic.normalizers import RewardNormalizer
 from esper.tamiyo.mask_types import ActionMasks
-from esper.tamiyo.network import Decision, LstmState, PolicySpec
+from esper.tamiyo.network import Decision, LstmState, PolicySpec, draw_uniforms
 
 NUM_ENVS = 6
 NUM_STEPS = 9
@@ -86,7 +86,9 @@ def play_round(
         masks = random_masks(gen, num_envs)
         masks = wait_only(masks) if is_forced else masks
         rewards = (reward_scale * torch.randn(num_envs, generator=gen)).tolist()
-        decision = agent.decide(obs, blueprints, masks, state, generator=gen)
+        decision = agent.decide(
+            obs, blueprints, masks, state, uniforms=draw_uniforms(num_envs, gen)
+        )
         panicking = [env for env in range(num_envs) if (env, step) in rollbacks]
         acting = [env for env in range(num_envs) if env not in panicking]
         rows = rows_of(obs, blueprints, masks, decision, rewards)

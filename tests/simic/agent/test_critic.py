@@ -11,7 +11,7 @@ from esper.leyline.rewards import EpisodeEnd
 from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_metrics import PPOMetrics
 from esper.simic.normalizers import RewardNormalizer
-from esper.tamiyo.network import PolicySpec
+from esper.tamiyo.network import PolicySpec, draw_uniforms
 
 torch.set_num_threads(1)
 
@@ -42,7 +42,9 @@ def play_round(agent: PPOAgent, gen: torch.Generator, episode_end: EpisodeEnd) -
     is_timed = episode_end is EpisodeEnd.TERMINATE
     for step in range(NUM_STEPS):
         obs = torch.full((NUM_ENVS, 1), step / NUM_STEPS if is_timed else 0.0)
-        decision = agent.decide(obs, blueprints, masks, state, generator=gen)
+        decision = agent.decide(
+            obs, blueprints, masks, state, uniforms=draw_uniforms(NUM_ENVS, gen)
+        )
         rewards = [reward_at(step, episode_end)] * NUM_ENVS
         rows = rows_of(obs, blueprints, masks, decision, rewards)
         agent.buffer.record(step, rows, range(NUM_ENVS))

@@ -12,7 +12,13 @@ from esper.simic.agent.ppo_agent import PPOAgent
 from esper.simic.agent.ppo_config import PPOConfig
 from esper.simic.normalizers import RewardNormalizer
 from esper.tamiyo.mask_types import ActionMasks
-from esper.tamiyo.network import LstmState, PolicyNetwork, PolicyOutput, PolicySpec
+from esper.tamiyo.network import (
+    LstmState,
+    PolicyNetwork,
+    PolicyOutput,
+    PolicySpec,
+    draw_uniforms,
+)
 
 NUM_ENVS = 16
 
@@ -42,7 +48,8 @@ def play(
     blueprints = torch.full((NUM_ENVS, NUM_SLOTS), -1)
     total = 0.0
     for step, obs in enumerate(obs_by_step):
-        decision = agent.decide(obs, blueprints, masks, state, generator=gen)
+        uniforms = None if gen is None else draw_uniforms(NUM_ENVS, gen)
+        decision = agent.decide(obs, blueprints, masks, state, uniforms=uniforms)
         rewards = reward(step, decision.actions)
         rows = rows_of(obs, blueprints, masks, decision, rewards.tolist())
         agent.buffer.record(step, rows, range(NUM_ENVS))

@@ -31,6 +31,7 @@ from esper.simic.agent.ppo_update import (
 )
 from esper.simic.normalizers import RewardNormalizer
 from esper.tamiyo.mask_types import ActionMasks
+from esper.tamiyo.network import draw_uniforms
 
 ROLLBACKS = [(1, 4), (2, 0), (3, 8), (3, 2), (4, 1)]
 WEIGHTS = Coefficients(
@@ -569,7 +570,7 @@ def test_k3_estimates_the_exact_kl_of_the_joint_policy_per_decision() -> None:
         blueprints.expand(num_envs, -1),
         everywhere,
         agent.initial_state(),
-        generator=generator(2),
+        uniforms=draw_uniforms(num_envs, generator(2)),
     )
     rows = rows_of(
         obs.expand(num_envs, -1),
@@ -646,7 +647,8 @@ def test_masks_are_stored_with_the_decision_and_not_shared_with_it() -> None:
     agent = small_agent(num_steps=1)
     obs, blueprints = random_inputs(generator(1), NUM_ENVS)
     masks = random_masks(generator(2), NUM_ENVS)
-    decision = agent.decide(obs, blueprints, masks, agent.initial_state(), generator=generator(3))
+    uniforms = draw_uniforms(len(obs), generator(3))
+    decision = agent.decide(obs, blueprints, masks, agent.initial_state(), uniforms=uniforms)
     agent.buffer.record(0, rows_of(obs, blueprints, masks, decision, [0.0] * NUM_ENVS), range(6))
     before = {item.name: getattr(masks, item.name).clone() for item in fields(masks)}
 

@@ -17,6 +17,7 @@ from tests.tamiyo.policies import (
 from esper.leyline.errors import ContractError
 from esper.simic.agent.rollout_buffer import RolloutBuffer
 from esper.tamiyo.mask_types import ActionMasks
+from esper.tamiyo.network import draw_uniforms
 
 NETWORK = small_network()
 
@@ -31,7 +32,8 @@ def record(buffer: RolloutBuffer, step: int, env_ids=range(NUM_ENVS), reward: fl
     obs, blueprints = random_inputs(generator(step), NUM_ENVS)
     masks = random_masks(generator(step), NUM_ENVS)
     state = NETWORK.initial_state(NUM_ENVS)
-    decision = NETWORK.decide(obs, blueprints, masks, state, generator=generator(step))
+    uniforms = draw_uniforms(NUM_ENVS, generator(step))
+    decision = NETWORK.decide(obs, blueprints, masks, state, uniforms=uniforms)
     rows = replace(
         rows_of(obs, blueprints, masks, decision, [reward] * NUM_ENVS),
         is_forced=[(env + step) % 2 == 0 for env in range(NUM_ENVS)],

@@ -1,6 +1,6 @@
 """Control with a small policy, and scripted evidence and outcomes of which a test says little."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from esper.leyline.messages import (
     StepEvidence,
     StepOutcome,
     StepRecord,
+    merge_decisions,
 )
 from esper.leyline.rewards import EpisodeEnd, LossRewardConfig, RewardFamily
 from esper.leyline.stages import Stage
@@ -159,6 +160,8 @@ class Play:
     gone: set[int] = field(default_factory=set)
     remembered: dict[int, int] = field(default_factory=dict)
     """Steps since an env's last rollback."""
+    parts: Sequence[Sequence[int]] | None = None
+    """The envs that are decided together, in this order; None for all at once."""
 
     def step(
         self,
@@ -183,10 +186,11 @@ class Play:
         seen = StepEvidence(
             round=self.round_index,
             step=step,
+            env_ids=tuple(range(num_envs)),
             envs=tuple(shown.get(env_id) for env_id in range(num_envs)),
             failures=tuple(failure(env_id, phase, step) for env_id in sorted(breaking_before)),
         )
-        decision = self.control.decide(seen)
+        decision = merge_decisions([self.control.decide(part) for part in self._parts_of(seen)])
         self.gone |= set(breaking_in_apply)
         done = {
             env_id: rolled_back(env) if env_id in panics else env_outcome(env)
@@ -217,6 +221,16 @@ class Play:
         self.decisions.append(decision)
         self.drafts += step_events(seen, decision, outcome, record, rules=STEP_RULES)
         return record
+
+    def _parts_of(self, seen: StepEvidence) -> list[StepEvidence]:
+        return [
+            msgspec.structs.replace(
+                seen,
+                env_ids=tuple(part),
+                envs=tuple(env if index in part else None for index, env in enumerate(seen.envs)),
+            )
+            for part in self.parts or [seen.env_ids]
+        ]
 
     def _with_memory(self, outcome: EnvOutcome) -> EnvOutcome:
         """Let the env remember its steps as a real one does."""

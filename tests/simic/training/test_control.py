@@ -1,5 +1,6 @@
 """Control: whose reward goes where, and what is left of an env that is lost."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ from esper.leyline.rewards import EpisodeEnd
 from esper.leyline.stages import Stage
 from esper.simic.agent.gae import discounted_returns
 from esper.simic.normalizers import RewardNormalizer
+from esper.simic.training.round_tally import RoundTally
 from esper.tamiyo.features import ActionFeedback
 
 PENALTY = -10.0
@@ -201,6 +203,33 @@ def test_an_env_that_broke_before_its_first_step_has_an_empty_episode() -> None:
     assert episode.final_accuracy_pct is None
     assert episode.total_reward == 0.0
     assert episode.param_ratio == 1.0
+
+
+@pytest.mark.parametrize("parts", [[[2], [0, 1]], [[1], [2], [0]]])
+def test_a_round_is_the_same_whoever_is_decided_with_whom(parts: list[list[int]]) -> None:
+    plays = [Play(make_control()), Play(make_control(), parts=parts)]
+    results = []
+    for play in plays:
+        play.step()
+        play.step(panics={0}, deltas={1: 0.3, 2: -0.2})
+        play.step(breaking_before={1})
+        play.finish()
+        results.append(play.control.learn())
+    whole, split = plays
+    together, apart = results
+
+    assert split.decisions == whole.decisions
+    assert split.records == whole.records
+    assert split.drafts == whole.drafts
+    assert apart.episodes == together.episodes
+    assert apart.metrics == together.metrics
+    assert vars_of(apart.tally) == vars_of(together.tally)
+    agents = [play.control.learner.agent.network.state_dict() for play in plays]
+    assert all(torch.equal(agents[0][name], agents[1][name]) for name in agents[0])
+
+
+def vars_of(tally: RoundTally) -> dict[str, object]:
+    return {item.name: getattr(tally, item.name) for item in fields(tally)}
 
 
 def test_a_round_whose_envs_all_broke_still_closes_its_books() -> None:

@@ -5,6 +5,7 @@ from functools import partial
 
 import anyio
 import torch
+from tests.builders.steps import all_evidence, applied
 from tests.simic.training.envs import IMAGES, SLOTS, World, dataset_of, world_of
 from torch import Tensor
 
@@ -123,9 +124,8 @@ async def step_on_lanes(world: World, num_lanes: int) -> None:
     )
     with anyio.fail_after(20):
         await engine.build_round(0)
-        await engine.train_pass(0)
-        await engine.validate_pass(0)
-        await engine.apply(waiting)
+        await all_evidence(engine, 0)
+        await applied(engine, waiting)
         # Letting go of an env waits for its device once more.
         engine.close()
 

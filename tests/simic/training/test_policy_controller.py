@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from esper.leyline.actions import HEADS, Op
 from esper.leyline.legality import is_legal
 from esper.leyline.stages import Stage
-from esper.simic.training.policy_controller import PolicyController
+from esper.simic.agent.rollout_buffer import RolloutBatch
+from esper.simic.training.policy_controller import PolicyController, StepFacts
 from esper.tamiyo.controllers.protocol import Choice, Situation
 from esper.tamiyo.features import ActionFeedback, FeatureExtractor
 from esper.tamiyo.masks import ActionMasker
@@ -71,8 +73,9 @@ def test_a_whole_step_of_control_crosses_no_more_often() -> None:
 
 
 def test_choices_are_legal_and_reported_as_they_were_made() -> None:
-    policy, shown = small_policy(), situation()
-    for _ in range(30):
+    policy = small_policy()
+    for step in range(30):
+        shown = situation(step=step)
         choice = policy.choose(shown)
         for env, action, detail in zip(shown.envs, choice.actions, choice.details, strict=True):
             assert is_legal(action, env.reports, RULES)
@@ -100,6 +103,60 @@ def test_what_the_policy_saw_can_be_recognised_by_its_hash() -> None:
         row = shown.observations.observations[env_id]
         expected = hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16]
         assert detail.observation_hash == (None if action.op is Op.WAIT else expected)
+
+
+@pytest.mark.parametrize("parts", [[[2], [0, 1]], [[1], [2], [0]], [[0, 2], [1]]])
+def test_choices_are_the_same_to_the_last_bit_whoever_is_decided_with_whom(
+    parts: list[list[int]],
+) -> None:
+    whole, split = small_policy(), small_policy()
+    for step in range(3):
+        shown = situation(step=step)
+        together = whole.choose(shown)
+        for part in parts:
+            choice = split.choose(only(shown, part))
+            assert [choice.actions[env] for env in part] == [together.actions[env] for env in part]
+            assert [choice.details[env] for env in part] == [together.details[env] for env in part]
+            assert sum(action is not None for action in choice.actions) == len(part)
+        for policy in (whole, split):
+            policy.remember(step, FACTS)
+
+    assert torch.equal(whole.lstm_state.h, split.lstm_state.h)
+    assert torch.equal(whole.lstm_state.c, split.lstm_state.c)
+    for ours, theirs in zip(whole._raw_obs, split._raw_obs, strict=True):
+        assert torch.equal(ours, theirs)
+    for policy in (whole, split):
+        policy.terminate(range(NUM_ENVS))
+    assert_equal_rows(whole.agent.buffer.batch(), split.agent.buffer.batch())
+
+
+FACTS = StepFacts(
+    effective_ops=[Op.WAIT] * NUM_ENVS,
+    is_forced=[False] * NUM_ENVS,
+    rewards=[0.0] * NUM_ENVS,
+    contributions=torch.zeros(NUM_ENVS, len(SLOTS)),
+    is_measured=torch.zeros(NUM_ENVS, len(SLOTS), dtype=torch.bool),
+    env_ids=range(NUM_ENVS),
+)
+
+
+def only(shown: Situation, env_ids: list[int]) -> Situation:
+    """Return what control shows when only these envs are to be decided."""
+    is_shown = torch.tensor([env in env_ids for env in range(NUM_ENVS)])
+    observations = shown.observations.observations.where(is_shown.unsqueeze(1), torch.tensor(0.25))
+    return replace(
+        shown,
+        observations=replace(shown.observations, observations=observations),
+        envs=tuple(env if index in env_ids else None for index, env in enumerate(shown.envs)),
+    )
+
+
+def assert_equal_rows(ours: RolloutBatch, theirs: RolloutBatch) -> None:
+    for item in fields(RolloutBatch):
+        if item.name != "masks":
+            assert torch.equal(getattr(ours, item.name), getattr(theirs, item.name)), item.name
+    for item in fields(ours.masks):
+        assert torch.equal(getattr(ours.masks, item.name), getattr(theirs.masks, item.name))
 
 
 def play_three(policy: PolicyController, round_index: int, gone: int | None = None) -> list[Choice]:

@@ -5,6 +5,7 @@ from functools import partial
 import anyio
 import msgspec
 import pytest
+from tests.builders.steps import all_evidence, applied
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.leyline.actions import ActionSpec, Blueprint, Op, Style, Tempo
@@ -131,11 +132,10 @@ async def rounds_of(setup: RunSetup, num_rounds: int) -> list[tuple[StepEvidence
     for round_index in range(num_rounds):
         assert await engine.build_round(round_index) == ()
         for step in range(num_steps):
-            await engine.train_pass(step)
-            evidence = await engine.validate_pass(step)
+            evidence = await all_evidence(engine, step)
             actions = ((PLANT if step == 2 else WAIT),) * num_envs
             decision = decision_of(step, actions, is_last=step == num_steps - 1)
-            found.append((evidence, await engine.apply(decision)))
+            found.append((evidence, await applied(engine, decision)))
     engine.close()
     return found
 

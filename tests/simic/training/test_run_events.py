@@ -474,7 +474,7 @@ def test_the_loss_family_runs_and_pays_for_falling_losses(tmp_path: Path) -> Non
 def test_phases_are_reported_where_they_belong(lively: SmallRun) -> None:
     for event in lively.of(EventType.PHASE_PROFILE_COMPLETED):
         phases = [phase.phase for phase in event.data.phases]
-        whole_step = ["train", "validate", "decide", "apply", "record"]
+        whole_step = ["passes", "decide", "apply", "record"]
         assert phases == (["learn"] if event.step is None else whole_step)
         assert all(phase.wall_ms > 0 for phase in event.data.phases)
 

@@ -112,10 +112,10 @@ class PPOAgent:
         masks: ActionMasks,
         state: LstmState,
         *,
-        generator: torch.Generator | None,
+        uniforms: Tensor | None,
     ) -> Decision:
-        """Choose actions for all envs; without a generator, take the most likely ones."""
-        return self.network.decide(obs, blueprints, masks, state, generator=generator)
+        """Choose actions for all envs; without random numbers, take the most likely ones."""
+        return self.network.decide(obs, blueprints, masks, state, uniforms=uniforms)
 
     @torch.no_grad()
     def bootstrap_values(self, obs: Tensor, blueprints: Tensor, state: LstmState) -> Tensor:

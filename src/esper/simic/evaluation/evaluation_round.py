@@ -114,15 +114,19 @@ class _Evaluation:
             self.control,
             step,
             profiler=PhaseProfiler(is_on=False),
-            after_validation=self._test,
+            before_decisions=self._test if self._is_tested(step) else None,
         )
+
+    def _is_tested(self, step: int) -> bool:
+        return self.is_tested_each_step or self._is_last(step)
+
+    def _is_last(self, step: int) -> bool:
+        return is_last_step(step, self.setup.job.training.max_epochs)
 
     async def _test(self, evidence: StepEvidence) -> None:
         """Test the networks as they were validated; after the last step, copy the best one."""
-        is_last = is_last_step(evidence.step, self.setup.job.training.max_epochs)
-        if self.is_tested_each_step or is_last:
-            self.tested.append(await self.engine.test_pass(evidence.step))
-        if is_last:
+        self.tested.append(await self.engine.test_pass(evidence.step))
+        if self._is_last(evidence.step):
             self.best = await self._best_of(evidence)
 
     async def _best_of(self, evidence: StepEvidence) -> GrownNetwork | None:

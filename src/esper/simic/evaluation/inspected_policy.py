@@ -121,7 +121,7 @@ class InspectedPolicy(PolicyController):
         """Return the sum of the op probabilities over some envs, without deciding anything."""
         obs, blueprints = self._seen(shown)
         masks = masks_on(situation.masks, self.agent.device)
-        decision = self.agent.decide(obs, blueprints, masks, self.lstm_state, generator=None)
+        decision = self.agent.decide(obs, blueprints, masks, self.lstm_state, uniforms=None)
         return decision.op_probabilities.cpu()[:, rows].sum(1)
 
     def _with(

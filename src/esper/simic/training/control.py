@@ -80,8 +80,8 @@ class Control:
     check_cancelled: Callable[[], None]
     ledgers: list[EpisodeLedger] = field(default_factory=list)
     tally: RoundTally = field(default_factory=RoundTally)
-    _is_forced: tuple[bool, ...] = ()
-    """Per env of the current decision: WAIT was the only legal op."""
+    _is_forced: list[bool] = field(default_factory=list)
+    """Per env, as of its last decision: WAIT was the only legal op."""
     _feedback: list[ActionFeedback] = field(default_factory=list)
     _previous_rewards: list[float | None] = field(default_factory=list)
     _episodes: dict[int, EpisodeRecord] = field(default_factory=dict)
@@ -111,6 +111,7 @@ class Control:
             )
             for env_id in range(self.num_envs)
         ]
+        self._is_forced = [False] * self.num_envs
         self._feedback = [ActionFeedback()] * self.num_envs
         self._previous_rewards = [None] * self.num_envs
         self._episodes.clear()
@@ -118,19 +119,20 @@ class Control:
         self._num_rollbacks = self._num_unattributed = 0
 
     def decide(self, evidence: StepEvidence) -> StepDecision:
-        """Choose one action per env."""
-        self._close_failed(evidence.envs)
+        """Choose one action for each env of the evidence, which may be that of a few workers."""
         reports = [() if env is None else env.reports for env in evidence.envs]
         signals = [None if env is None else env.signals for env in evidence.envs]
         observed = self._observe(signals, reports)
-        # Failed envs keep their row, with a blank observation: the policy's batch has the same
-        # shape, and the other envs get the same random numbers, whatever happens to one of them.
+        # All other envs keep their row, with a blank observation: the policy's batch has the same
+        # shape, so that an env's decision does not depend on which envs are decided with it, nor on
+        # what happens to them.
         masks = self.masker.masks(reports)
         legality = materialize_legality(masks)
         _check_legal([(env_id, evidence.step) for env_id in range(self.num_envs)], legality)
         # A step without a choice teaches the policy nothing; it is weighted accordingly in the
         # update.
-        self._is_forced = tuple(sum(row) == 1 for row in legality)
+        for env_id in evidence.env_ids:
+            self._is_forced[env_id] = sum(legality[env_id]) == 1
         self.tally.add_legality(legality, [env is not None for env in evidence.envs])
         choice = self.controller.choose(
             Situation(
@@ -156,6 +158,8 @@ class Control:
         self, evidence: StepEvidence, decision: StepDecision, outcome: StepOutcome
     ) -> StepRecord:
         """Compute the rewards of a step and add it to the rollout."""
+        # Not while decisions are made, whose order depends on which workers are the first.
+        self._close_failed(evidence.envs)
         self._close_failed(outcome.envs)
         penalties: list[PenaltyOutcome | None] = [None] * self.num_envs
         rewards: list[float | None] = [None] * self.num_envs
@@ -189,7 +193,7 @@ class Control:
         return StepRecord(
             rewards=tuple(rewards),
             components=tuple(components),
-            is_forced=self._is_forced,
+            is_forced=tuple(self._is_forced),
             penalties=tuple(penalties),
             alarms=tuple(alarms),
             ended=self._take_ended(),
@@ -236,7 +240,7 @@ class Control:
             evidence.step,
             StepFacts(
                 effective_ops=ops,
-                is_forced=self._is_forced,
+                is_forced=tuple(self._is_forced),
                 rewards=[0.0 if reward is None else reward for reward in rewards],
                 contributions=contributions,
                 is_measured=is_measured,

@@ -1,7 +1,7 @@
 """The learning controller: a PPO agent that acts, stores its rollout and updates on it."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Final
@@ -23,7 +23,7 @@ from esper.simic.training.action_execution import parse_sampled_action
 from esper.tamiyo.controllers.protocol import Choice, Situation
 from esper.tamiyo.features import ObservationBatch
 from esper.tamiyo.mask_types import ActionMasks
-from esper.tamiyo.network import Decision, LstmState
+from esper.tamiyo.network import Decision, LstmState, draw_uniforms
 
 __all__ = ["PolicyController", "StepFacts", "masks_on"]
 
@@ -63,12 +63,28 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pending:
-    """A decision whose outcome is not yet known."""
+    """The decisions of a step, whose outcomes are not yet known."""
 
+    raw_obs: Tensor
     obs: Tensor
     blueprints: Tensor
     masks: ActionMasks
     decision: Decision
+    is_decided: Tensor  # bool [N], on the CPU
+    """Which rows mean anything."""
+
+    def take(self, rows: Tensor, later: "_Pending") -> None:
+        """Copy the rows of this bool mask from decisions that were made later in the step."""
+        for ours, theirs in zip(self._by_env(), later._by_env(), strict=True):
+            ours[rows] = theirs[rows]
+        self.is_decided[rows] = True
+
+    def _by_env(self) -> Iterator[Tensor]:
+        """Yield all tensors with a row per env."""
+        yield from (self.raw_obs, self.obs, self.blueprints)
+        yield from (getattr(self.masks, item.name) for item in fields(self.masks))
+        decision = self.decision
+        yield from (decision.actions.T, decision.log_probs.T, decision.diagnostics.T)
 
 
 @dataclass(eq=False, slots=True)
@@ -88,6 +104,10 @@ class PolicyController:
     _value_unit: _Line = field(init=False)
     """Converts outputs of the value head to raw returns; constant within a round."""
     _round_index: int = 0
+    _step: int | None = None
+    """Of the last decision; None before the round's first."""
+    _uniforms: Tensor | None = None
+    """The random numbers of the step's decisions, also of those still to come; None if greedy."""
     _raw_obs: list[Tensor] = field(default_factory=list)
     last_observation: Tensor | None = None
     """The last normalised observations of the envs that have not failed."""
@@ -105,7 +125,7 @@ class PolicyController:
         source = stream_seed(self.seed, purpose=StreamPurpose.ACTION, round=round_index)
         self._actions = torch.Generator().manual_seed(source)
         self._raw_obs.clear()
-        self._pending = None
+        self._step = self._pending = None
         # Both normalisers are frozen until the round's updates, so one transfer serves the whole
         # round.
         self._value_unit = materialize_value_unit(self.agent, self.reward_normalizer)
@@ -117,25 +137,48 @@ class PolicyController:
         self.lstm_state = self.lstm_state.cleared(rows)
 
     def choose(self, situation: Situation) -> Choice:
-        """Decide for all envs in one forward pass, with two transfers to the host."""
-        is_live = [env is not None for env in situation.envs]
-        # The row of a quarantined env is a placeholder; it must not enter any statistics.
-        self._raw_obs.append(situation.observations.observations[is_live])
-        obs, blueprints = self._seen(situation.observations)
+        """Decide for the envs of the situation in one forward pass, with two transfers to the host.
+
+        May be called several times in a step, each time for other envs.
+        """
+        if situation.step != self._step:
+            self._begin_step(situation.step, len(situation.envs))
+        is_live = torch.tensor([env is not None for env in situation.envs])
+        raw = situation.observations
+        obs, blueprints = self._seen(raw)
         masks = masks_on(situation.masks, self.agent.device)
-        generator = None if self.is_greedy else self._actions
-        decision = self.agent.decide(obs, blueprints, masks, self.lstm_state, generator=generator)
-        self.lstm_state = decision.state
-        self.last_observation = obs[is_live]
-        self._pending = _Pending(obs=obs, blueprints=blueprints, masks=masks, decision=decision)
+        decision = self.agent.decide(
+            obs, blueprints, masks, self.lstm_state, uniforms=self._uniforms
+        )
+        self.lstm_state = self.lstm_state.replaced(is_live.to(obs.device), decision.state)
+        pending = _Pending(
+            raw_obs=raw.observations,
+            obs=obs,
+            blueprints=blueprints,
+            masks=masks,
+            decision=decision,
+            is_decided=is_live,
+        )
+        if self._pending is None:
+            self._pending = pending
+        else:
+            self._pending.take(is_live, pending)
         indices = materialize_actions(decision)
         added = self.agent.config.policy.added_blueprints
-        actions = [parse_sampled_action(row, self.slot_ids, added) for row in indices]
-        details = _details(indices, decision, actions, situation, self._value_unit)
-        return Choice(
-            actions=tuple(a if live else None for a, live in zip(actions, is_live, strict=True)),
-            details=tuple(d if live else None for d, live in zip(details, is_live, strict=True)),
+        actions = tuple(
+            None if env is None else parse_sampled_action(row, self.slot_ids, added)
+            for env, row in zip(situation.envs, indices, strict=True)
         )
+        return Choice(
+            actions=actions,
+            details=_details(indices, decision, actions, situation, self._value_unit),
+        )
+
+    def _begin_step(self, step: int, num_envs: int) -> None:
+        self._step, self._pending = step, None
+        if not self.is_greedy:
+            drawn = draw_uniforms(num_envs, self._actions)
+            self._uniforms = drawn.to(self.agent.device, non_blocking=True)
 
     def remember(self, step: int, facts: StepFacts) -> None:
         """Add a step to the rollout buffer."""
@@ -153,6 +196,9 @@ class PolicyController:
             is_measured=facts.is_measured.to(self.agent.device),
         )
         self.agent.buffer.record(step, rows, facts.env_ids)
+        # The row of a quarantined env is a placeholder; it must not enter any statistics.
+        self._raw_obs.append(pending.raw_obs[pending.is_decided])
+        self.last_observation = pending.obs[pending.is_decided]
         self._pending = None
 
     def punish(self, env_id: int, penalty: float) -> PenaltyOutcome:
@@ -271,38 +317,38 @@ def materialize_diagnostics(decision: Decision) -> list[list[float]]:
 def _details(
     indices: list[list[int]],
     decision: Decision,
-    actions: Sequence[ActionSpec],
+    actions: Sequence[ActionSpec | None],
     situation: Situation,
     value_unit: _Line,
-) -> list[DecisionDetail]:
+) -> tuple[DecisionDetail | None, ...]:
     num_heads, num_ops = len(_HEAD_NAMES), len(_OP_NAMES)
-    details = []
+    details: list[DecisionDetail | None] = [None] * len(actions)
     raw = situation.observations.observations
-    for env_id, (chosen, row) in enumerate(
-        zip(indices, materialize_diagnostics(decision), strict=True)
+    for env_id, (action, chosen, row) in enumerate(
+        zip(actions, indices, materialize_diagnostics(decision), strict=True)
     ):
+        if action is None:
+            continue
         confidences, entropies = row[:num_heads], row[num_heads : 2 * num_heads]
         num_valid = [int(number) for number in row[2 * num_heads : 3 * num_heads]]
         probabilities = row[3 * num_heads : 3 * num_heads + num_ops]
         heads = {
             name: HeadChoice(
-                choice=_named_by(actions[env_id], name) if names is None else names[chosen[place]],
+                choice=_named_by(action, name) if names is None else names[chosen[place]],
                 confidence=confidences[place],
                 entropy=entropies[place],
                 num_valid=num_valid[place],
             )
             for place, (name, names) in enumerate(zip(_HEAD_NAMES, _CHOICE_NAMES, strict=True))
         }
-        is_waiting = actions[env_id].op is Op.WAIT
-        details.append(
-            DecisionDetail(
-                value_estimate=value_unit.at(row[-1]),
-                op_probabilities=dict(zip(_OP_NAMES, probabilities, strict=True)),
-                heads=heads,
-                observation_hash=None if is_waiting else _materialize_hash(raw[env_id]),
-            )
+        is_waiting = action.op is Op.WAIT
+        details[env_id] = DecisionDetail(
+            value_estimate=value_unit.at(row[-1]),
+            op_probabilities=dict(zip(_OP_NAMES, probabilities, strict=True)),
+            heads=heads,
+            observation_hash=None if is_waiting else _materialize_hash(raw[env_id]),
         )
-    return details
+    return tuple(details)
 
 
 def _named_by(action: ActionSpec, head: str) -> str:

@@ -6,9 +6,16 @@ Also home of `ControlThread`, through which the event loop reaches control.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
-from esper.leyline.messages import StepDecision, StepEvidence, StepOutcome, StepRecord
+from esper.leyline.messages import (
+    StepDecision,
+    StepEvidence,
+    StepOutcome,
+    StepRecord,
+    merge_decisions,
+    merge_evidence,
+)
 from esper.simic.telemetry.phases import PhaseProfiler
 from esper.simic.training.control import Control, RoundResult
 from esper.tolaria.engine import WorkerEngine
@@ -18,6 +25,15 @@ __all__ = ["ControlThread", "StepResult", "run_step"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+MIN_DECIDED_SHARE: Final = 0.25
+"""Share of the envs to wait for before a decision.
+
+A forward pass of the policy has rows for all envs, however few are decided: with many workers, one
+for each would cost too much.
+"""
+MAX_ENVS_DECIDED_APART: Final = 512
+"""With more envs a forward pass takes longer than what is won by not waiting for the slowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +47,14 @@ class ControlThread:
         """Reset control's ledgers and counters for a new round."""
         await self.run(self.control.begin_round, round_index)
 
+    @property
+    def decides_jointly(self) -> bool:
+        """Return whether a decision waits for the evidence of all envs."""
+        control = self.control
+        return control.extractor.shows_other_envs or control.num_envs > MAX_ENVS_DECIDED_APART
+
     async def decide(self, evidence: StepEvidence) -> StepDecision:
-        """Choose one action per env."""
+        """Choose one action for each env of the evidence."""
         return await self.run(self.control.decide, evidence)
 
     async def record(
@@ -70,28 +92,39 @@ async def run_step(
     step: int,
     *,
     profiler: PhaseProfiler,
-    after_validation: Callable[[StepEvidence], Awaitable[None]],
+    before_decisions: Callable[[StepEvidence], Awaitable[None]] | None = None,
 ) -> StepResult:
     """Take all envs through one step.
+
+    Envs are decided as soon as a few of their workers have validated them, and go on at once.
 
     Args:
         engine: trains, validates and changes the envs.
         control: decides and computes rewards.
         step: counts from 0 within the round.
         profiler: measures the phases.
-        after_validation: awaited before the decision, while the networks are as they were
-            validated: the moment to test or to copy them.
+        before_decisions: awaited with the evidence of all envs, while the networks are as they
+            were validated: the moment to test or to copy them. All envs are then decided together.
     """
-    with profiler.phase("train"):
-        await engine.train_pass(step)
-    with profiler.phase("validate"):
-        evidence = await engine.validate_pass(step)
-        # Inside the phase: outside, the time that it takes would belong to none.
-        await after_validation(evidence)
-    with profiler.phase("decide"):
-        decision = await control.decide(evidence)
+    is_joint = before_decisions is not None or control.decides_jointly
+    seen: list[StepEvidence] = []
+    decided: list[StepDecision] = []
+    engine.start_step(step)
+    while True:
+        with profiler.phase("passes"):
+            part = await engine.next_evidence(1.0 if is_joint else MIN_DECIDED_SHARE)
+            if part is None:
+                break
+            if before_decisions is not None:
+                await before_decisions(part)
+        with profiler.phase("decide"):
+            decision = await control.decide(part)
+        engine.apply(decision, part.env_ids)
+        seen.append(part)
+        decided.append(decision)
+    evidence, decision = merge_evidence(seen), merge_decisions(decided)
     with profiler.phase("apply"):
-        outcome = await engine.apply(decision)
+        outcome = await engine.outcome()
     with profiler.phase("record"):
         record = await control.record(evidence, decision, outcome)
     return StepResult(evidence=evidence, decision=decision, outcome=outcome, record=record)

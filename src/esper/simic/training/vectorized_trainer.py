@@ -111,7 +111,7 @@ class VectorizedPPOTrainer:
             self.control,
             step,
             profiler=self.reporter.profiler,
-            after_validation=self._save_best_network,
+            before_decisions=self._save_best_network if self.schedule.is_last(step) else None,
         )
 
     async def learn(self, round_index: int) -> RoundResult:
@@ -123,11 +123,9 @@ class VectorizedPPOTrainer:
             return await self.control.learn()
 
     async def _save_best_network(self, evidence: StepEvidence) -> None:
-        """In the last step, save the best network as it was validated, if it is the run's best."""
+        """Save the round's best network as it was validated, if it is the run's best."""
         # Before the last decision: afterwards the network would no longer be the one that was
         # validated.
-        if not self.schedule.is_last(evidence.step):
-            return
         best, known = self.checkpointer.best_env_of(evidence), self.state.best_env
         if best is None or (known is not None and best.score <= known.score):
             return

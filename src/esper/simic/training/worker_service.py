@@ -110,7 +110,13 @@ def start_service(
         setup = prepare_worker(spec.job, stop, parts=RunParts(), env_ids=spec.env_ids)
         pulse = pulse_for(spec.lanes)
         worker = build_worker(
-            setup, spec.env_ids, lanes=spec.lanes, topologies=spec.topologies, pulse=pulse
+            setup,
+            spec.env_ids,
+            lanes=spec.lanes,
+            topologies=spec.topologies,
+            # Other workers have the other cores.
+            has_feeder=spec.lanes > 1,
+            pulse=pulse,
         )
         identity = worker_identity(setup)
     except EsperError as error:

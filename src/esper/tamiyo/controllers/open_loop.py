@@ -69,24 +69,29 @@ class MatchedController:
     def choose(self, situation: Situation) -> Choice:
         """Sample one action per env, each from its own random stream."""
         return choice_of(
-            [self._for_env(env_id, env, situation) for env_id, env in enumerate(situation.envs)],
+            [
+                # Nothing is drawn for the others: an act that is drawn counts as used.
+                wait_in(self.rules) if env is None else self._for_env(env, situation)
+                for env in situation.envs
+            ],
             situation,
         )
 
-    def _for_env(self, env_id: int, env: EnvEvidence | None, situation: Situation) -> ActionSpec:
+    def _for_env(self, env: EnvEvidence, situation: Situation) -> ActionSpec:
         source = stream_seed(
             self.seed,
             purpose=StreamPurpose.ACTION,
             round=situation.round,
-            env=env_id,
+            env=env.env_id,
             step=situation.step,
         )
-        random, left = Random(source), self._left[env_id]
+        random, left = Random(source), self._left[env.env_id]
         # Every step that is left is as likely to be used as any other.
         is_due = random.random() * (self.num_steps - situation.step) < left.total()
-        reports = () if env is None else env.reports
         request = random_request(random, self.rules)
-        targets = {op: legal_targets(request, op, reports, self.rules) for op in left if left[op]}
+        targets = {
+            op: legal_targets(request, op, env.reports, self.rules) for op in left if left[op]
+        }
         ops = [op for op, found in targets.items() if found]
         if not is_due or not ops:
             return wait_in(self.rules)

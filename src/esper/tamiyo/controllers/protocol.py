@@ -13,9 +13,10 @@ __all__ = ["Choice", "Controller", "Situation"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """A controller's input: all envs before a decision.
+    """A controller's input: the envs to decide.
 
-    A quarantined env keeps its row in the tensors, and its entry in `envs` is None.
+    Others keep their row in the tensors, and their entry in `envs` is None: they are quarantined,
+    or belong to another worker, whose envs are decided in a call of their own.
     """
 
     round: int
@@ -28,14 +29,17 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A controller's output: one action per env, in env order; None for a quarantined env."""
+    """A controller's output: one action per env, in env order; None for an env not decided."""
 
     actions: tuple[ActionSpec | None, ...]
     details: tuple[DecisionDetail | None, ...]
 
 
 class Controller(Protocol):
-    """Chooses the actions of all envs."""
+    """Chooses the actions of all envs.
+
+    What it chooses for an env must not depend on which others are decided in the same call.
+    """
 
     @property
     def name(self) -> str:
@@ -45,4 +49,4 @@ class Controller(Protocol):
         """Reset any state kept from the previous round."""
 
     def choose(self, situation: Situation) -> Choice:
-        """Choose one action per env."""
+        """Choose one action for each env of the situation."""

@@ -14,7 +14,7 @@ def evidence_of(*measured: tuple[float, float] | None, panicked: int | None = No
         None if pair is None else _env(env_id, *pair, is_panicked=env_id == panicked)
         for env_id, pair in enumerate(measured)
     ]
-    return StepEvidence(round=5, step=9, envs=tuple(envs))
+    return StepEvidence(round=5, step=9, env_ids=tuple(range(len(envs))), envs=tuple(envs))
 
 
 def _env(env_id: int, accuracy_pct: float, loss: float, *, is_panicked: bool) -> EnvEvidence:

@@ -47,9 +47,10 @@ def build_worker(
     *,
     lanes: int,
     topologies: Topologies,
+    has_feeder: bool = True,
     pulse: Pulse | None = None,
 ) -> Worker[Any, Batch]:
-    """Start the lanes of a worker that owns some of a run's envs."""
+    """Start the lanes of a worker that owns some of a run's envs; see `Worker`."""
     probe = setup.probe
     return Worker(
         env_ids=env_ids,
@@ -59,6 +60,7 @@ def build_worker(
         else build_work(setup, topologies, lane_fences(setup.devices, env_ids, lanes)),
         batches=_no_batches if probe else partial(_train_pass, setup.train_batches),
         stop=setup.stop,
+        has_feeder=has_feeder,
         pulse=pulse,
     )
 
