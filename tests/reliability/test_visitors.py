@@ -214,10 +214,17 @@ ASKED = {
 """What a visitor of the list asks for; `{run}` is the run's own directory."""
 
 
+WEBSOCKETS = {"pongs": "/ws", "views": "/ws/view"}
+
+
 @pytest.mark.parametrize("what", ["pongs", "pipelined requests", "downloads", "views", *ASKED])
 def test_what_visitors_do_not_read_takes_bounded_memory(what: str, run: ServedRun) -> None:
     before = peak = tree_bytes(run.process.pid)
     clients = [RawClient(run.port) for _ in range(60)]
+    # All before the first one asks for much: a handshake waits for its turn behind what was asked.
+    for client in clients if what in WEBSOCKETS else ():
+        with suppress(OSError, EOFError):
+            client.request(path=WEBSOCKETS[what])
     for client in clients:
         with suppress(OSError, EOFError):
             fill(client, what, run.run_dir.name)
@@ -231,10 +238,8 @@ def test_what_visitors_do_not_read_takes_bounded_memory(what: str, run: ServedRu
 def fill(client: RawClient, what: str, name: str) -> None:
     """Ask for as much as the server takes, and read none of it."""
     if what == "pongs":
-        client.request()
         data = frame_bytes(Opcode.PING, b"x" * 125) * 20_000
     elif what == "views":
-        client.request(path="/ws/view")
         data = frame_bytes(Opcode.TEXT, b'{"select":0}') * 50
     elif what == "downloads":
         data = get(client.port, LARGE_FILE)

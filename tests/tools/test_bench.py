@@ -6,6 +6,8 @@ import math
 import statistics
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,6 +18,7 @@ from tools.bench.__main__ import main
 from tools.bench.bare_loop import BareLoop, Order
 from tools.bench.bare_loop import main as run_bare_loop
 from tools.bench.counterfactual import grown_model, tiled_forward
+from tools.bench.plots import HEIGHT, PLOTS, WIDTH, drawn
 from tools.bench.replay import EnvStep, Replay, recorded_run
 from tools.bench.results import (
     DOCUMENT,
@@ -24,7 +27,8 @@ from tools.bench.results import (
     rendered,
     write_results,
 )
-from tools.bench.rows import ROWS, Row, load_all_benches, ordered_names, quick_names
+from tools.bench.rows import ROWS, Point, Row, load_all_benches, ordered_names, quick_names
+from tools.bench.training import note_lags, worker_cpu_s
 from tools.bench.workloads import Workload, run_workload
 from torch import Tensor
 
@@ -66,7 +70,8 @@ def test_quick_form_has_every_row_of_the_goals_and_leaves_out_how_cost_grows() -
     load_all_benches()
     left_out = set(ordered_names()) - set(quick_names())
     assert left_out == {
-        *("G levels", "G rounds", "G seeds", "G slots", "G subscribers", "imports"),
+        *("G control", "G levels", "G logs", "G rounds", "G seeds", "G server"),
+        *("G slots", "G subscribers", "G workers", "imports"),
     }
 
 
@@ -100,6 +105,15 @@ def test_tasks_of_the_bench_exist_in_worker_processes_and_a_lost_worker_is_timed
     assert float(replayed.split("digits")[1].split()[0]) > 0
 
 
+def test_run_is_watched_while_it_goes_on() -> None:
+    workload = Workload(name="tiny", task="bench_growth", num_envs=1, num_steps=1)
+    lags_s: list[float] = []
+    run_workload(workload, command="wait", monitors=[partial(note_lags, lags_s)])
+
+    assert worker_cpu_s(workload, command="wait", num_subscribers=1) > 0
+    assert lags_s
+
+
 def test_figure_without_a_target_is_never_missed() -> None:
     row = Row(name="r", measured=2, unit="s")
     assert row.is_met
@@ -127,6 +141,49 @@ def test_figures_are_kept_and_reach_the_document(tmp_path: Path) -> None:
     assert "| short of it | 0.5 | ≥ 1 | ratio | missed |  |" in text
     assert "| impossible here | not measured | ≤ 1 | ratio | missed |  |" in text
     assert "| growing | 3 | ms |  |" in text
+
+
+def test_plots_have_a_point_for_every_figure_and_are_drawn_beside_the_document(
+    tmp_path: Path,
+) -> None:
+    costs = {10: 0.1, 100: 0.4, 1_000: 3.1}
+    rows = [
+        Row(name=f"{name} {x}", measured=factor * y, unit="s", point=Point("logs", x, name))
+        for name, factor in (("count", 1.0), ("report", 20.0))
+        for x, y in costs.items()
+    ]
+    write_results(rows, is_quick=False, took_s=1.0, directory=tmp_path / "results")
+    document = tmp_path / "performance.md"
+    document.write_text(f"{BEGIN}{END}")
+    refresh_document(document, tmp_path / "results")
+
+    assert "![Reading longer logs](images/growth-logs.svg)" in document.read_text()
+    (file,) = (tmp_path / "images").iterdir()
+    drawing = ElementTree.parse(file).getroot()
+    circles = [item.attrib for item in drawing.iter() if item.tag.endswith("circle")]
+    places = [(float(item["cx"]), float(item["cy"])) for item in circles]
+    assert len(places) == len(rows)
+    for values in (places[:3], places[3:]):
+        assert [x for x, _ in values] == sorted(x for x, _ in values)
+        assert [y for _, y in values] == sorted((y for _, y in values), reverse=True)
+    assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in places)
+    texts = {item.text for item in drawing.iter() if item.tag.endswith("text")}
+    assert {"10", "100", "1,000", "count", "report", "seconds"} <= texts
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [5.0], [0.03, 0.04], [1.0, 1e6]])
+@pytest.mark.parametrize("name", sorted(PLOTS))
+def test_plot_holds_whatever_is_measured(name: str, values: list[float]) -> None:
+    if PLOTS[name].is_y_log and 0.0 in values:
+        return  # no cost is 0
+    drawing = drawn(PLOTS[name], {"a < b": list(enumerate(values, 1))})
+    circles = [
+        item.attrib
+        for item in ElementTree.fromstring(drawing).iter()
+        if item.tag.endswith("circle")
+    ]
+    assert len(circles) == len(values)
+    assert all(0 < float(item["cy"]) < HEIGHT for item in circles)
 
 
 def figures(directory: Path, **measured: float) -> dict[str, float]:

@@ -15,13 +15,19 @@ from esper.leyline.tasks import TASKS
 from tools.bench.counterfactual import grown_model
 from tools.bench.memory import peak_kib
 from tools.bench.pairing import Sample, sampled, thread_seconds
-from tools.bench.rows import Row, bench
+from tools.bench.rows import Point, Row, bench
 from tools.bench.training import repetitions, worker_cpu_s
-from tools.bench.workloads import DIGITS, SLOTS
+from tools.bench.workloads import DIGITS, GROWTH, SLOTS, Workload, run_workload
+from tools.probes.speed import control_rate
 
 SLOT_COUNTS: Final = (1, 2, 5, 10)
 LEVELS: Final = ("off", "minimal", "normal", "debug")
-SUBSCRIBER_COUNTS: Final = (0, 1, 10, 100)
+SUBSCRIBER_COUNTS: Final = (0, 1, 10, 32, 64, 128)
+"""The server refuses more than 128 at a time."""
+WORKER_COUNTS: Final = (1, 2, 3, 4, 6, 8)
+CONTROL_ENVS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MIN_CONTROL_STEPS: Final = 4_000
+"""Env-steps of a measurement: few envs make up for it by more rounds."""
 
 _RUN_ROUNDS: Final = """
 from dataclasses import replace
@@ -100,7 +106,54 @@ def subscribers(is_quick: bool) -> Iterator[Row]:
         call = partial(worker_cpu_s, workload, num_subscribers=count)
         sample = sampled(call, repetitions(is_quick))
         per_step = 1e3 * sample.median / workload.num_env_steps
-        yield Row(name=f"G subscribers: {count}", measured=per_step, unit="CPU ms per env-step")
+        yield Row(
+            name=f"G subscribers: {count}",
+            measured=per_step,
+            unit="CPU ms per env-step",
+            note=sample.note,
+            point=Point("subscribers", count),
+        )
+
+
+@bench("G workers")
+def workers(is_quick: bool) -> Iterator[Row]:
+    """Measure the rounds of eight envs on 1 to 8 worker processes, without their start."""
+    torch.set_num_threads(1)
+    workload = replace(GROWTH, num_envs=8, num_steps=2 if is_quick else 20)
+    for count in WORKER_COUNTS[:2] if is_quick else WORKER_COUNTS:
+        call = partial(_worker_rate, workload, count)
+        sample = sampled(call, repetitions(is_quick))
+        yield Row(
+            name=f"G workers: {count}",
+            measured=sample.median,
+            unit="env-steps per second",
+            note=sample.note,
+            point=Point("workers", count),
+        )
+
+
+def _worker_rate(workload: Workload, num_workers: int) -> float:
+    result = run_workload(workload, command="wait", engine="processes", workers=num_workers)
+    return workload.num_env_steps / sum(summary.duration_s for summary in result.history)
+
+
+@bench("G control")
+def control(is_quick: bool) -> Iterator[Row]:
+    """Measure the control thread alone: observation, policy and rewards of the probe engine."""
+    for count in CONTROL_ENVS[::4] if is_quick else CONTROL_ENVS:
+        per_env_step_us = partial(_control_us, count, 400 if is_quick else MIN_CONTROL_STEPS)
+        sample = sampled(per_env_step_us, (True,) * (1 if is_quick else 5))
+        yield Row(
+            name=f"G control, envs: {count}",
+            measured=sample.median,
+            unit="CPU µs per env-step",
+            note=sample.note,
+            point=Point("control", count),
+        )
+
+
+def _control_us(num_envs: int, min_steps: int) -> float:
+    return 1e6 / control_rate(num_envs, min_steps)
 
 
 @bench("G rounds")

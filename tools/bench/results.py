@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from esper.nissa.storage.run_directory import cpu_model
+from tools.bench.plots import plot_links, write_plots
 from tools.bench.rows import Row
 from tools.markdown import table, with_block
 
@@ -83,10 +85,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def refresh_document(document: Path = DOCUMENT, directory: Path = RESULTS) -> None:
-    """Write the newest figures between the document's markers."""
+    """Write the newest figures between the document's markers, and their plots beside it."""
+    results = latest_results(directory)
     text = document.read_text(encoding="utf-8")
-    figures = rendered(latest_results(directory))
-    document.write_text(with_block(text, figures), encoding="utf-8")
+    document.write_text(with_block(text, rendered(results)), encoding="utf-8")
+    write_plots(results["rows"], document.parent / "images")
 
 
 def rendered(results: dict[str, Any]) -> str:
@@ -107,6 +110,7 @@ def rendered(results: dict[str, Any]) -> str:
         table(("row", "measured", "target", "unit", "", "details"), map(_judged_cells, judged)),
         "\n### Scaling and other rows without targets\n",
         table(("row", "measured", "unit", "details"), map(_growing_cells, growing)),
+        *plot_links(results["rows"]),
     ]
     return "\n".join((head, *tables)) + "\n"
 
@@ -125,6 +129,7 @@ def _number(value: float | None) -> str:
 
 
 def _stored(row: Row) -> dict[str, object]:
+    point = {} if row.point is None else {"point": asdict(row.point)}
     return {
         "name": row.name,
         "measured": row.measured if math.isfinite(row.measured) else None,
@@ -133,6 +138,7 @@ def _stored(row: Row) -> dict[str, object]:
         "unit": row.unit,
         "is_met": row.is_met,
         "note": row.note,
+        **point,
     }
 
 

@@ -17,6 +17,15 @@ LONG_FORM_ONLY: Final = ("G", "imports")
 """Rows without targets show scaling, for which the quick form has too few points."""
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a figure stands in one of the plots of `tools/bench/plots.py`."""
+
+    plot: str
+    x: float
+    series: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One figure beside its target."""
@@ -30,6 +39,8 @@ class Row:
     """Whether the target is a lower bound."""
     note: str = ""
     """Details of the measurement."""
+    point: Point | None = None
+    """None for a figure that is not plotted."""
 
     @property
     def bound(self) -> str:

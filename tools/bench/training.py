@@ -19,19 +19,16 @@ import torch
 from esper.leyline.telemetry import EventType
 from esper.leyline.workers import Build, Train
 from esper.nissa.bus.hub import TelemetryHub
-from esper.nissa.live.address import ServerAddress, listen
-from esper.nissa.live.app import build_app
-from esper.nissa.live.security import Security
-from esper.nissa.live.server import serve
 from esper.simic.training.run_monitors import Monitor
 from esper.tolaria.lanes import wait_for_all
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.worker import Worker
 from tools.bench.bare_loop import BareLoop
+from tools.bench.live_server import served_hub
 from tools.bench.memory import peak_kib
 from tools.bench.pairing import BareHalves, Sample, bare_halves, sampled, seconds, spread
 from tools.bench.replay import recorded_run
-from tools.bench.rows import Row, bench
+from tools.bench.rows import Point, Row, bench
 from tools.bench.workloads import C64, DIGITS, FLOOR, GROWTH, Workload, run_workload
 
 COMMANDS: Final = ("wait", "ppo")
@@ -244,7 +241,7 @@ def worker_cpu_s(
     return used_s[0]
 
 
-async def _note_worker_cpu(used_s: list[float], hub: TelemetryHub, _stop: object) -> None:
+async def _note_worker_cpu(used_s: list[float], hub: TelemetryHub) -> None:
     """Note, when the run is over and its threads still live, what lanes and control have used."""
     await hub.live.feed.wait_closed()
     used_s.append(sum(map(_thread_cpu_s, _workers())))
@@ -261,11 +258,9 @@ def _thread_cpu_s(thread: threading.Thread) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
-async def _serve_clients(num_clients: int, hub: TelemetryHub, _stop: object) -> None:
-    app = build_app(source=hub.live, run_dir=hub.run_dir, security=Security(host="127.0.0.1"))
-    async with anyio.create_task_group() as tasks:
-        address = await tasks.start(serve, app, listen(ServerAddress("127.0.0.1", 0)))
-        command = [sys.executable, "-m", "tools.bench.live_clients", f"ws://{address}/ws"]
+async def _serve_clients(num_clients: int, hub: TelemetryHub) -> None:
+    async with served_hub(hub) as url:
+        command = [sys.executable, "-m", "tools.bench.live_clients", url]
         command += ["--clients", str(num_clients), "--events", str(PASSIVE_CLIENT)]
         async with await anyio.open_process(command, stdout=DEVNULL, stderr=DEVNULL):
             await hub.live.feed.wait_closed()
@@ -304,7 +299,7 @@ def loop_lag(is_quick: bool) -> Iterator[Row]:
     """Measure how late the event loop is while a round of the default job runs."""
     lags_s: list[float] = []
     workload = replace(DIGITS, num_steps=5) if is_quick else DIGITS
-    run_workload(workload, monitors=[partial(_note_lags, lags_s)])
+    run_workload(workload, monitors=[partial(note_lags, lags_s)])
     lags_s.sort()
     yield Row(
         name="loop lag, p99 in a digits round",
@@ -315,7 +310,8 @@ def loop_lag(is_quick: bool) -> Iterator[Row]:
     )
 
 
-async def _note_lags(lags_s: list[float], hub: TelemetryHub, _stop: object) -> None:
+async def note_lags(lags_s: list[float], hub: TelemetryHub) -> None:
+    """Note how late the event loop is, every 5 ms until the run is over."""
     while not hub.live.feed.is_closed:
         due_s = anyio.current_time() + 0.005
         await anyio.sleep_until(due_s)
@@ -483,4 +479,5 @@ def growth_of_cost(is_quick: bool) -> Iterator[Row]:
             measured=sample.median,
             unit="env-steps per CPU second of the lanes",
             note=sample.note,
+            point=Point("envs", count),
         )

@@ -20,7 +20,7 @@ from esper.tolaria.engine import WorkerEngine
 from tools.markdown import table
 from tools.probes.learning import job_of, setup_of
 
-__all__ = ["speed_table"]
+__all__ = ["control_rate", "speed_table"]
 
 NUM_ROUNDS: Final = 8
 PROBE: Final = "context"
@@ -52,11 +52,21 @@ def speed_table() -> str:
     return table(("", "env-steps per CPU second"), cells)
 
 
-async def _beside_control(setup: RunSetup) -> CpuTime:
+def control_rate(num_envs: int, min_steps: int) -> float:
+    """Return the env-steps per CPU second of control, of a round or more."""
+    setup = setup_of(job_of(PROBE, n_envs=num_envs), command="ppo")
+    num_steps = num_envs * setup.job.training.max_epochs
+    num_rounds = -(-min_steps // num_steps)
+    with one_thread_per_worker():
+        spent = anyio.run(_beside_control, setup, num_rounds)
+    return num_rounds * num_steps / spent.control_s
+
+
+async def _beside_control(setup: RunSetup, num_rounds: int = NUM_ROUNDS) -> CpuTime:
     """Take the envs through some rounds with the decisions of a policy; updates do not count."""
     control, engine = await start_control(setup), build_engine(setup.worker)
     all_s = control_s = 0.0
-    for round_index in range(NUM_ROUNDS + 1):
+    for round_index in range(num_rounds + 1):
         all_before_s, control_before_s = time.process_time(), await control.run(time.thread_time)
         await _play(setup, engine, control, round_index)
         if round_index > 0:

@@ -22,6 +22,7 @@ __all__ = [
     "LaggedReport",
     "LogEnd",
     "LogPosition",
+    "PositionRequest",
     "ServeRequest",
     "ServerCommand",
     "ServerFailure",
@@ -110,7 +111,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 
 
 class LogPosition(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="position"):
-    """How much of the log is committed; a later one replaces those before it."""
+    """How much of the log is committed. After the first one, each answers a request."""
 
     num_bytes: int
 
@@ -131,10 +132,14 @@ class LaggedReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     lagged: SubscriberLagged
 
 
+class PositionRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="next"):
+    """The server has read up to the last position and wants the next one."""
+
+
 class ServerFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="failure"):
     """The last line from a server's process that cannot go on."""
 
     reason: str
 
 
-ServerReport = LaggedReport | ServerFailure
+ServerReport = LaggedReport | PositionRequest | ServerFailure

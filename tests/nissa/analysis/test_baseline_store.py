@@ -98,6 +98,19 @@ def test_key_sets_are_collected_only_where_a_comparison_needs_them(tmp_path: Pat
     assert read_sides(tmp_path / "b.json", run)[0].log is None
 
 
+def test_runs_that_differ_early_are_read_once_and_get_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = RUN.write(tmp_path), OTHER.write(tmp_path)
+    profiles = [side.baseline.profile for side in read_sides(run, other)]
+    monkeypatch.setattr(baseline_store, "EARLY_EVENTS", 0)
+    digested = [side.baseline.profile for side in read_sides(run, other)]
+
+    assert [profile.digest for profile in profiles] == ["", ""]
+    assert digested[0].digest != digested[1].digest
+    assert profiles == [msgspec.structs.replace(profile, digest="") for profile in digested]
+
+
 def test_large_logs_are_scanned_in_processes_with_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,15 +104,19 @@ def test_equal_runs_are_compared_without_parsing_with_the_same_result(
     assert expected.is_same
 
 
-def test_runs_that_differ_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("early_events", [0, 1_024])
+def test_runs_that_differ_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_events: int
+) -> None:
+    monkeypatch.setattr(baseline_store, "EARLY_EVENTS", early_events)
     other = dataclasses.replace(SHAPE, run_id="ffffffff", seed=8)
     runs = SHAPE.write(tmp_path), other.write(tmp_path)
     expected = parsed(*runs, monkeypatch)
     scan_logs, calls = baseline_store.scan_logs, list[bool]()
 
-    def noted(logs: list[Path], *, with_keys: bool) -> list[baseline_store.Scan]:
+    def noted(logs: list[Path], *, with_keys: bool, **others: bool) -> list[baseline_store.Scan]:
         calls.append(with_keys)
-        return scan_logs(logs, with_keys=with_keys)
+        return scan_logs(logs, with_keys=with_keys, **others)
 
     monkeypatch.setattr(baseline_store, "scan_logs", noted)
 

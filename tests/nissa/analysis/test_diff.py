@@ -11,11 +11,17 @@ from tests.nissa.fake_run import FakeRun, write_run
 
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.telemetry import EVENT_SPECS, CountClass, EventType
-from esper.nissa.analysis import diff, run_profile
+from esper.nissa.analysis import baseline_store, diff, run_profile
 from esper.nissa.analysis.baseline_store import capture, read_baseline, write_baseline
 from esper.nissa.analysis.diff import Difference, diff_paths
 
 SHAPE = FakeRun(num_rounds=3, num_envs=3, num_steps=12, seed=3)
+
+
+@pytest.fixture(autouse=True, params=[0, 1 << 20], ids=["digests", "early"])
+def early_events(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare runs by their digests, and as runs that differ early."""
+    monkeypatch.setattr(baseline_store, "EARLY_EVENTS", request.param)
 
 
 def against(lines: list[bytes], tmp_path: Path, **changes: object) -> Difference:

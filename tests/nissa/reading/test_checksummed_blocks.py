@@ -162,7 +162,7 @@ def test_two_processes_count_what_one_does(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = sample_log(tmp_path)
-    monkeypatch.setattr(counting, "_OWN_SHARE", share)
+    monkeypatch.setattr(counting, "_OWN_VERIFIED_SHARE", share)
     monkeypatch.setattr(counting, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(counting.os, "cpu_count", lambda: 2)
 

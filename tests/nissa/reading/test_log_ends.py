@@ -1,13 +1,29 @@
 """The ends of a log."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.karn.story import Story
 
 from esper.leyline.errors import UnreadableFileError
+from esper.nissa.reading import log_ends
 from esper.nissa.reading.log_ends import read_ends
 
+READ_AND_PRINT_GROWTH = """
+import re, sys
+from pathlib import Path
+from esper.nissa.reading.log_ends import read_ends
+
+def peak_kib():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+read_ends(Path(sys.argv[1]), 2)
+before = peak_kib()
+read_ends(Path(sys.argv[2]), 2)
+print(peak_kib() - before)
+"""
 LINES = list(Story(num_rounds=5, num_envs=2, num_steps=4).lines())
 
 
@@ -20,8 +36,12 @@ def written(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
     return path
 
 
+@pytest.mark.parametrize("window_bytes", [64, 1 << 20])
 @pytest.mark.parametrize("num_rounds", [1, 3, 9])
-def test_ends_are_what_a_search_of_the_whole_log_finds(tmp_path: Path, num_rounds: int) -> None:
+def test_ends_are_what_a_search_of_the_whole_log_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_rounds: int, window_bytes: int
+) -> None:
+    monkeypatch.setattr(log_ends, "_WINDOW_BYTES", window_bytes)
     ends = [index for index, line in enumerate(LINES) if is_of(line, "BATCH_EPOCH_COMPLETED")]
     updates = [index for index, line in enumerate(LINES) if is_of(line, "PPO_UPDATE_COMPLETED")]
     recent = ends[-3] if num_rounds >= 3 else 0
@@ -63,3 +83,16 @@ def test_log_without_a_line_has_no_ends(tmp_path: Path, text: bytes) -> None:
 def test_missing_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFileError, match="cannot be read: No such file"):
         read_ends(tmp_path / "log", 5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux reports peak memory")
+def test_search_through_a_long_log_does_not_hold_it_in_memory(tmp_path: Path) -> None:
+    short, long = (written(tmp_path / name, LINES[:1]) for name in ("short", "long"))
+    with long.open("r+b") as file:
+        file.seek(96 << 20)  # leaves a hole, in which there is no event
+        file.write(b"\n" + LINES[-1] + b"\n")
+    command = [sys.executable, "-c", READ_AND_PRINT_GROWTH, str(short), str(long)]
+
+    grown_kib = int(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    assert grown_kib < 8 << 10

@@ -5,6 +5,7 @@ import zlib
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from esper.nissa.storage.blocks import (
     BlockFacts,
     CommitRecord,
     checksum_path,
+    iterate_records,
     parse_commit_record,
     read_records,
 )
@@ -122,6 +124,34 @@ def test_records_are_read_up_to_the_first_that_does_not_fit(tmp_path: Path) -> N
     assert read_records(path, 8) == records[:2]
     path.write_bytes(lines[0] + lines[2])
     assert read_records(path, 8) == records[:1]
+
+
+@pytest.mark.parametrize("start", range(12))
+def test_records_of_the_later_part_are_those_that_begin_in_it(tmp_path: Path, start: int) -> None:
+    path = tmp_path / "events.crc"
+    records = records_of(b"a\n", b"b\nc\n", b"d\n", b"ef\n")
+    path.write_bytes(b"".join(record.line() for record in records))
+
+    found = list(iterate_records(path, 11, start))
+
+    assert found == [record for record in records if record.start >= start]
+
+
+def test_chain_of_the_later_part_ends_at_the_first_record_that_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "events.crc"
+    first, second, third, fourth = records_of(b"a\n", b"b\n", b"c\n", b"d\n")
+    path.write_bytes(b"".join(record.line() for record in (first, second, fourth, third)))
+    assert list(iterate_records(path, 8, 1)) == [second]
+
+    path.write_bytes(first.line() + b"damaged\n" + third.line())
+    assert list(iterate_records(path, 8, 3)) == []
+
+
+def test_record_of_no_bytes_begins_no_chain(tmp_path: Path) -> None:
+    path = tmp_path / "events.crc"
+    (record,) = records_of(b"abc\n")
+    path.write_bytes(msgspec.structs.replace(record, start=4, end=2).line())
+    assert list(iterate_records(path, 8, 1)) == []
 
 
 def record_of_type(name: str) -> CommitRecord:

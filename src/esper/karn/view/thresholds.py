@@ -21,7 +21,10 @@ class Grade(StrEnum):
     @property
     def rank(self) -> int:
         """Return 0 for unknown up to 3 for act."""
-        return list(Grade).index(self)
+        return _RANKS[self]
+
+
+_RANKS: Final = {grade: rank for rank, grade in enumerate(Grade)}
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True):

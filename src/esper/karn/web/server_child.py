@@ -24,6 +24,7 @@ from esper.leyline.live import (
     LaggedReport,
     LogEnd,
     LogPosition,
+    PositionRequest,
     ServerCommand,
     ServeRequest,
     ServerFailure,
@@ -36,6 +37,10 @@ from esper.nissa.live.security import Security
 __all__ = ["main"]
 
 PARENT_CHECK_S: Final = 1.0
+PAUSE_S: Final = 0.2
+"""How long the log is left alone after it was read, so that it is read in larger parts."""
+TAIL_PAUSE_S: Final = 0.005
+"""The same while a client follows the events themselves."""
 MAX_REPORT_BYTES: Final = 64 * 1024
 """Unsent reports beyond which further ones are dropped."""
 
@@ -64,6 +69,11 @@ class _Link:
         if self.writer.transport.get_write_buffer_size() < MAX_REPORT_BYTES:
             self.writer.write(_ENCODER.encode(report) + b"\n")
 
+    def ask(self) -> None:
+        """Ask for the next position."""
+        # Never dropped: no position comes without being asked for, and none is asked for twice.
+        self.writer.write(_ENCODER.encode(PositionRequest()) + b"\n")
+
     def note_lag(self, lagged: SubscriberLagged) -> None:
         """Report that a subscriber has lost events."""
         self.report(LaggedReport(lagged=lagged))
@@ -81,14 +91,18 @@ class _Follower:
 
     async def __call__(self, source: LiveSource) -> None:
         """Follow until the end of the run; raise _RunGoneError if it vanishes."""
-        while (command := await self.link.receive()) is not None:
-            match command:
-                case LogPosition():
-                    await publish_up_to(source, command.num_bytes)
-                case LogEnd():
-                    source.feed.close(is_complete=command.is_complete)
+        while True:
+            self.link.ask()
+            match await self.link.receive():
+                case LogPosition(num_bytes=num_bytes):
+                    await publish_up_to(source, num_bytes)
+                    # A page is sent a patch every 0.25 s; only tails need events earlier.
+                    await anyio.sleep(TAIL_PAUSE_S if source.subscribers else PAUSE_S)
+                case LogEnd(is_complete=is_complete):
+                    source.feed.close(is_complete=is_complete)
                     return
-        raise _RunGoneError
+                case _:
+                    raise _RunGoneError
 
 
 async def _run(listener: socket.socket, connection: socket.socket) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -22,6 +22,7 @@ from esper.leyline.live import (
     LaggedReport,
     LogEnd,
     LogPosition,
+    PositionRequest,
     ServerCommand,
     ServeRequest,
     ServerFailure,
@@ -110,37 +111,44 @@ class _Link:
     hub: TelemetryHub
     failure: str | None = None
     """Why the server could not go on."""
+    _wanted: anyio.Event = field(default_factory=anyio.Event)
+    """Whether the server wants another position."""
 
     async def send_positions(self, request: ServeRequest, scope: anyio.CancelScope) -> None:
-        """Send the newest position whenever there is one, and the end.
+        """Send the newest position whenever there is one and the server wants it, and the end.
 
         Consumes: the hub's feed. Produces: commands. Waits for: new blocks, and for the process to
-        read. Unblocked by: the feed, or cancellation. Cancels `scope` if the end takes too long.
+        ask and to read. Unblocked by: the feed, or cancellation. Cancels `scope` if the end takes
+        too long.
         """
+        live = self.hub.live
         with contextlib.suppress(ConnectionError):  # the process is gone; the reader notices
             await self._send(request)
-            await self._send_growth(self.hub.live)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._send_growth, live)
+                await live.feed.wait_closed()
+                tasks.cancel_scope.cancel()
+            await self._send(LogPosition(num_bytes=live.log.num_bytes))
+            await self._send(LogEnd(is_complete=live.feed.is_complete))
         await anyio.sleep(END_LIMIT_S)
         scope.cancel()
 
     async def _send_growth(self, live: LiveSource) -> None:
-        feed = live.feed
-        while True:
-            # Read before the position: if the feed was closed, the position is the last one.
-            is_closed, next_seq = feed.is_closed, feed.next_seq
-            await self._send(LogPosition(num_bytes=live.log.num_bytes))
-            if is_closed:
-                await self._send(LogEnd(is_complete=feed.is_complete))
-                return
-            # Waiting, not polling; several blocks that arrive meanwhile become one position.
-            await feed.wait_for(next_seq)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                next_seq = live.feed.next_seq
+                await self._send(LogPosition(num_bytes=live.log.num_bytes))
+                # Until then, all blocks become one position: neither side wakes for each of them.
+                await self._wanted.wait()
+                self._wanted = anyio.Event()
+                await live.feed.wait_for(next_seq)
 
     async def _send(self, command: ServerCommand) -> None:
         self.writer.write(_ENCODER.encode(command) + b"\n")
         await self.writer.drain()
 
     async def receive_reports(self) -> None:
-        """Emit what the process reports until it ends.
+        """Emit what the process reports until it ends, and note what it asks for.
 
         Consumes: reports. Produces: operational events. Waits for: the process. Unblocked by: the
         process when it reports or ends, or cancellation.
@@ -148,6 +156,8 @@ class _Link:
         with contextlib.suppress(ConnectionError):
             while line := await self.reader.readline():
                 match _DECODER.decode(line):
+                    case PositionRequest():
+                        self._wanted.set()
                     case LaggedReport(lagged=lagged):
                         _emit(self.hub, lagged)
                     case ServerFailure(reason=reason):

@@ -1,6 +1,7 @@
 """Baselines: capturing one from a run, storing it, and reading both sides of a comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from esper.leyline.manifest import RunManifest
 from esper.leyline.untyped_json import readable_json
 from esper.nissa.analysis.content import Content, ContentTask, read_content
 from esper.nissa.analysis.counting import PARALLEL_BYTES
+from esper.nissa.analysis.normalizing import normal_form
 from esper.nissa.analysis.run_profile import Scan, ScanTask, read_started, scan_log
 from esper.nissa.reading.lines import STDIN, read_lines
 from esper.nissa.reading.run_lookup import find_log, run_directory_of
@@ -32,6 +34,8 @@ __all__ = [
 
 MAX_BASELINE_BYTES: Final = 64 << 20
 BASELINE_DIR: Final = Path("telemetry/baselines")
+EARLY_EVENTS: Final = 1024
+"""Two runs of different seeds or configurations differ within these."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,9 +128,10 @@ def list_baselines(directory: Path = BASELINE_DIR) -> dict[Path, Baseline]:
 def read_sides(left: Path, right: Path) -> list[Side]:
     """Read both sides of a comparison; large runs are read in parallel.
 
-    Two runs of equal content are not parsed. Collecting key sets is the slowest part of a scan. Two
-    runs with equal digests have equal keys, so where the content is not known, keys are collected
-    only for runs that differ or that are compared with a baseline.
+    Two runs of equal content are not parsed, and runs that differ from the start get no digest.
+    Collecting key sets is the slowest part of a scan. Two runs with equal digests have equal keys,
+    so where the content is not known, keys are collected only for runs that differ or that are
+    compared with a baseline.
     """
     paths = [left, right]
     baselines = {path: read_baseline(path) for path in paths if _is_baseline(path)}
@@ -142,15 +147,40 @@ def read_sides(left: Path, right: Path) -> list[Side]:
 
 
 def _scans_of(logs: Sequence[Path], *, is_against_baseline: bool) -> dict[Path, Scan]:
-    contents = [] if is_against_baseline or len(logs) < 2 else _read_contents(logs)
-    is_known = bool(contents) and all(content.is_known for content in contents)
+    if is_against_baseline or len(logs) < 2:
+        return _scanned(logs, with_keys=is_against_baseline)
+    if _parts_early(logs):
+        return _scanned(logs, with_keys=True, with_digest=False)
+    contents = _read_contents(logs)
+    is_known = all(content.is_known for content in contents)
     if is_known and contents[0] == contents[1]:
         return {log: _unparsed(log, content) for log, content in zip(logs, contents, strict=True)}
-    with_keys = is_known or is_against_baseline
-    scans = dict(zip(logs, scan_logs(logs, with_keys=with_keys), strict=True))
-    if not with_keys and len({scan.profile.digest for scan in scans.values()}) > 1:
-        scans = dict(zip(logs, scan_logs(logs, with_keys=True), strict=True))
+    scans = _scanned(logs, with_keys=is_known)
+    if not is_known and len({scan.profile.digest for scan in scans.values()}) > 1:
+        return _scanned(logs, with_keys=True)
     return scans
+
+
+def _scanned(
+    logs: Sequence[Path], *, with_keys: bool, with_digest: bool = True
+) -> dict[Path, Scan]:
+    scans = scan_logs(logs, with_keys=with_keys, with_digest=with_digest)
+    return dict(zip(logs, scans, strict=True))
+
+
+def _parts_early(logs: Sequence[Path]) -> bool:
+    """Compare the first events: logs that differ there need no digest."""
+    # A pipe could not be read again.
+    if not all(_size(log) for log in logs):
+        return False
+    starts = [list(islice(_normal_forms(log), EARLY_EVENTS)) for log in logs]
+    return starts[0] != starts[1]
+
+
+def _normal_forms(log: Path) -> Iterator[bytes]:
+    for line in read_lines(log):
+        if line.strip() and (form := normal_form(line)) is not None:
+            yield form
 
 
 def _unparsed(log: Path, content: Content) -> Scan:
@@ -190,9 +220,9 @@ def _scanned_side(path: Path, log: Path, scan: Scan) -> Side:
     return Side(name=name, baseline=_baseline(log, scan), log=log, blocks=scan.blocks)
 
 
-def scan_logs(logs: Sequence[Path], *, with_keys: bool) -> list[Scan]:
+def scan_logs(logs: Sequence[Path], *, with_keys: bool, with_digest: bool = True) -> list[Scan]:
     """Scan logs; several large ones each in their own process."""
-    tasks = [ScanTask(path=str(log), with_keys=with_keys) for log in logs]
+    tasks = [ScanTask(path=str(log), with_keys=with_keys, with_digest=with_digest) for log in logs]
     if len(logs) < 2 or sum(_size(log) for log in logs) < PARALLEL_BYTES:
         return [scan_log(task) for task in tasks]
     # Imported here because only large logs need it.

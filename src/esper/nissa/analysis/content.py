@@ -17,11 +17,13 @@ from esper.leyline.telemetry import EventType
 from esper.nissa.analysis.counting import add_up
 from esper.nissa.analysis.normalizing import ENVIRONMENT_TYPES, volatile_mask
 from esper.nissa.reading.checksummed_blocks import log_parts
+from esper.nissa.reading.lines import lines_of
 
 __all__ = ["MASKS", "Content", "ContentTask", "read_content"]
 
 _COMPARED: Final = b',"group":'
 """What follows the fields that every comparison ignores."""
+_TYPE_START: Final = len(b'{"event_type":"')
 _HEAD_QUOTES: Final = {12}
 """Quotes before that: of event_type, seq, ts and run_id, and of the texts among their values."""
 MASKS: Final = {
@@ -59,7 +61,7 @@ def read_content(task: ContentTask) -> Content:
     """Read the content of a log in this process."""
     path = Path(task.path)
     digest, pairs = hashlib.sha256(), Counter[str]()
-    for part in log_parts(path, 0, None):
+    for part in log_parts(path, 0, None, with_data=True):
         if part.facts is None:
             # The part behind the last block, which is empty in a whole log.
             if part.end is None and part.start == path.stat().st_size:
@@ -76,15 +78,13 @@ def read_content(task: ContentTask) -> Content:
 
 def _compared(block: bytes) -> Iterable[bytes] | None:
     """Return the compared parts of a block's events; None if a line does not begin as they do."""
-    halves = [line.partition(_COMPARED) for line in block[:-1].split(b"\n")]
+    halves = [line.partition(_COMPARED) for line in lines_of(block)]
     if {head.count(b'"') for head, _, _ in halves} != _HEAD_QUOTES:
         return None
-    types = [head.split(b'"', 4)[3] for head, _, _ in halves]
+    types = [head[_TYPE_START : head.find(b'"', _TYPE_START)] for head, _, _ in halves]
     rests = [rest for _, _, rest in halves]
-    for index, raw_type in enumerate(types):
-        if raw_type not in MASKS:
-            continue
-        mask = MASKS[raw_type]
+    for index in [index for index, raw_type in enumerate(types) if raw_type in MASKS]:
+        mask = MASKS[types[index]]
         if mask is None:
             types[index] = rests[index] = b""
         else:

@@ -141,7 +141,8 @@ def diff_sides(left: Side, right: Side) -> Difference:
     config = list(_config_changes(left.baseline.provenance, right.baseline.provenance))
     provenance = _provenance_changes(left, right, {change.key for change in config})
     is_compared = not config and not any(name in _SEEDED_NAMES for name, _ in provenance)
-    is_stream_equal = first.digest == second.digest
+    # Logs that differ from the start have no digest.
+    is_stream_equal = bool(first.digest) and first.digest == second.digest
     counts = list(_count_changes(first, second))
     keys = [] if is_stream_equal else list(_key_changes(first, second))
     # Equal events break the same rules, which `validate` shows.

@@ -42,12 +42,14 @@ class ScanTask(msgspec.Struct, frozen=True, kw_only=True, tag="scan"):
 
     path: str
     with_keys: bool = True
+    with_digest: bool = True
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
     """A profile and the digests of its blocks."""
 
     profile: RunProfile
+    """Its digest is empty if none was wanted."""
     blocks: list[str]
 
 
@@ -62,7 +64,7 @@ _KEY_DECODER: Final = msgspec.json.Decoder(_KeyHead)
 
 def scan_log(task: ScanTask) -> Scan:
     """Scan one log in this process."""
-    scanner = _Scanner(with_keys=task.with_keys)
+    scanner = _Scanner(with_keys=task.with_keys, with_digest=task.with_digest)
     for chunk in read_chunks(Path(task.path)):
         scanner.feed(split_lines(chunk))
     return scanner.finish()
@@ -73,6 +75,7 @@ class _Scanner:
     """The state accumulated while scanning a log."""
 
     with_keys: bool
+    with_digest: bool
     raw_counts: Counter[bytes] = field(default_factory=Counter)
     terms: Counter[str] = field(default_factory=Counter)
     key_sets: defaultdict[str, set[tuple[str, ...]]] = field(
@@ -113,9 +116,6 @@ class _Scanner:
         """Process canonical lines: the hot path, in bulk where possible."""
         types = [match[1] for match in matches]
         ends = [match.end() for match in matches]
-        forms: list[bytes | None] = [
-            raw_type + line[end:] for raw_type, line, end in zip(types, lines, ends, strict=True)
-        ]
         see_step, terms = self.order.see_step, self.terms
         for index, raw_type in enumerate(types):
             if raw_type in _STEP_TYPES:
@@ -125,11 +125,19 @@ class _Scanner:
                 continue
             elif raw_type in _CLOSE_TYPES:
                 self._look_closely(lines[index], first + index, self.num_events + index + 1)
+        self.raw_counts.update(types)
+        self.num_events += len(types)
+        if self.with_digest:
+            self._add_forms(lines, types, ends)
+
+    def _add_forms(self, lines: list[bytes], types: list[bytes], ends: list[int]) -> None:
+        forms: list[bytes | None] = [
+            raw_type + line[end:] for raw_type, line, end in zip(types, lines, ends, strict=True)
+        ]
+        for index, raw_type in enumerate(types):
             if raw_type in MASKS:
                 mask, form = MASKS[raw_type], forms[index]
                 forms[index] = None if mask is None or form is None else mask(form)
-        self.raw_counts.update(types)
-        self.num_events += len(types)
         self.forms += [form for form in forms if form is not None]
 
     def _feed_odd(self, line: bytes, number: int) -> None:
@@ -149,7 +157,7 @@ class _Scanner:
             self.raw_counts[foreign.event_type.encode()] += 1
         is_ours = canonical is not None or _match_envelope(line) is not None
         form = normal_form(line) if is_ours else foreign.form
-        if form is not None:
+        if form is not None and self.with_digest:
             self.forms.append(form)
 
     def _look_closely(self, line: bytes, number: int, event_number: int) -> None:
@@ -212,9 +220,13 @@ class _Scanner:
             status=self.status,
             num_lines=self.num_lines,
             num_bad_lines=self.num_bad_lines,
-            digest=hashlib.sha256("".join(self.blocks).encode()).hexdigest(),
+            digest=self._digest(),
         )
         return Scan(profile=profile, blocks=self.blocks)
+
+    def _digest(self) -> str:
+        text = "".join(self.blocks).encode()
+        return hashlib.sha256(text).hexdigest() if self.with_digest else ""
 
 
 def read_started(line: bytes) -> TrainingStarted | None:

@@ -3,6 +3,7 @@
 import mmap
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,10 @@ TAIL_BYTES: Final = 64 << 20
 RECENT_ROUNDS: Final = 2
 """Finished rounds whose alarms are read."""
 
+_WINDOW_BYTES: Final = 1 << 20
+"""How much of a log is searched, and so held in memory, at a time; a multiple of a page."""
 _NEWLINE: Final = b"\n"
+_MAX_ALARM_BYTES: Final = len(b'"severity":"critical"')
 _ALARM: Final = re.compile(rb'"severity":"(?:warning|error|critical)"')
 
 
@@ -54,15 +58,34 @@ def _last_of(data: mmap.mmap, event_type: EventType, floor: int, end: int, limit
     """Return where the last events of a type begin, the last one first."""
     mark = b'{"event_type":"%s"' % event_type.encode()
     found: list[int] = []
-    while len(found) < limit and (end := data.rfind(mark, floor, end)) >= 0:
-        if end == 0 or data[end - 1 : end] == _NEWLINE:
-            found.append(end)
+    for start, stop in reversed(_windows(floor, end)):
+        place = min(stop + len(mark) - 1, end)
+        while len(found) < limit and (place := data.rfind(mark, start, place)) >= 0:
+            if place == 0 or data[place - 1 : place] == _NEWLINE:
+                found.append(place)
+        if len(found) == limit:
+            break
+        _release(data, start, stop)
     return found
 
 
 def _alarms(data: mmap.mmap, floor: int, end: int) -> Iterator[int]:
-    for match in _ALARM.finditer(data, floor, end):
-        yield _start_of_line(data, match.start())
+    for start, stop in _windows(floor, end):
+        for match in _ALARM.finditer(data, start, min(stop + _MAX_ALARM_BYTES - 1, end)):
+            yield _start_of_line(data, match.start())
+        _release(data, start, stop)
+
+
+def _windows(floor: int, end: int) -> list[tuple[int, int]]:
+    """Divide a part of a log; all but the first and last boundary are those of pages."""
+    inner = range((floor // _WINDOW_BYTES + 1) * _WINDOW_BYTES, end, _WINDOW_BYTES)
+    return list(pairwise((floor, *inner, end)))
+
+
+def _release(data: mmap.mmap, start: int, stop: int) -> None:
+    """Take a window out of this process's memory; it is read again if it is looked at."""
+    first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
+    data.madvise(mmap.MADV_DONTNEED, first_page, stop - first_page)
 
 
 def _start_of_line(data: mmap.mmap, place: int) -> int:

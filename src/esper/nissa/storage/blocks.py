@@ -30,6 +30,7 @@ _FACTS: Final = _PAIRS * 3 + rb" [0-9a-f]{8}"
 _is_record: Final = re.compile(
     rb"(\d{1,20}) (\d{1,20}) (\d{1,20}) (\d{1,20}) ([0-9a-f]{8})(?:" + _FACTS + rb")?"
 ).fullmatch
+_MAX_DIGITS: Final = 20
 _PIECE_BYTES: Final = 1 << 20
 """A block is verified in pieces, as a damaged record may describe any number of bytes."""
 
@@ -123,11 +124,15 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         # The numbers and the block check each other; the facts need a checksum of their own.
         return b"%b %08x\n" % (text, zlib.crc32(text))
 
+    @property
+    def is_possible(self) -> bool:
+        """Check whether the block has bytes and events."""
+        return self.end > self.start and self.last_seq >= self.first_seq
+
     def follows(self, previous: "CommitRecord | None") -> bool:
         """Check whether this record begins, in bytes and seq, where the previous one ends."""
         start, first_seq = (previous.end, previous.last_seq + 1) if previous else (0, 0)
-        is_next = (self.start, self.first_seq) == (start, first_seq)
-        return is_next and self.end > self.start and self.last_seq >= self.first_seq
+        return self.is_possible and (self.start, self.first_seq) == (start, first_seq)
 
 
 def parse_commit_record(line: bytes) -> CommitRecord | None:
@@ -164,17 +169,35 @@ def read_records(path: Path, log_bytes: int) -> list[CommitRecord]:
     return list(iterate_records(path, log_bytes))
 
 
-def iterate_records(path: Path, log_bytes: int) -> Iterator[CommitRecord]:
-    """Yield the contiguous records that lie within a log, one by one."""
+def iterate_records(path: Path, log_bytes: int, start: int = 0) -> Iterator[CommitRecord]:
+    """Yield the contiguous records that lie within a log, one by one.
+
+    Args:
+        path: the checksum file.
+        log_bytes: the size of the log.
+        start: first byte of interest; records of blocks that begin before it are skipped.
+    """
     if not path.exists():
         return
     previous: CommitRecord | None = None
     with path.open("rb") as file:
         while line := file.readline(MAX_RECORD_BYTES):
+            if previous is None and _begins_before(line, start):
+                continue
             record = parse_commit_record(line) if line.endswith(b"\n") else None
             # Everything after the first record that does not fit is ignored, not only that record:
             # the chain is what makes a record trustworthy.
-            if record is None or not record.follows(previous) or record.end > log_bytes:
+            if record is None or record.end > log_bytes:
+                return
+            # Behind what was skipped, a chain begins again.
+            is_first = previous is None and start > 0 and record.is_possible
+            if not (is_first or record.follows(previous)):
                 return
             yield record
             previous = record
+
+
+def _begins_before(line: bytes, start: int) -> bool:
+    """Read the start of a record's block alone, which takes a tenth of the time of all of it."""
+    digits = line[: line.find(b" ")]
+    return digits.isdigit() and len(digits) <= _MAX_DIGITS and int(digits) < start
