@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import orjson
 from starlette.applications import Starlette
@@ -22,6 +23,7 @@ from esper.nissa.bus.log_reader import LogReader
 from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.live.guard import Guard, budget_of
 from esper.nissa.live.security import Security
+from esper.nissa.live.sending import in_parts
 from esper.nissa.live.session import Session, Stop
 from esper.nissa.live.visitors import Visitors
 from esper.nissa.storage.run_directory import MANIFEST_FILE
@@ -92,8 +94,10 @@ async def _pages(page: bytes | None, search: "_Search", request: Request) -> Asy
     """Yield the found events; a client that reads slowly is searched for as slowly."""
     budget = budget_of(request.scope)
     while page is not None:
-        if page:
-            yield page
+        for part in in_parts(page):
+            yield part
+            # Sending does not suspend while the kernel takes everything, or after a reset.
+            await anyio.lowlevel.checkpoint()
         await budget.spend()
         page = await anyio.to_thread.run_sync(search.next_page)
 
