@@ -318,6 +318,30 @@ def first_view(port: int) -> bytes:
         return first.payload
 
 
+HEAP_BYTES = 64 << 20
+"""Size and alignment of a heap that glibc maps for a thread."""
+
+
+def num_heaps_of_threads(process: int) -> int:
+    """Return how many threads of a process have a heap of their own."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    anonymous = [line.split() for line in lines if len(line.split()) == 5]
+    starts = [int(line[0].partition("-")[0], 16) for line in anonymous if line[1] == "rw-p"]
+    return sum(start % HEAP_BYTES == 0 for start in starts)
+
+
+def test_threads_of_a_server_retain_no_memory_each(server: ServedRun, listed: "Shown") -> None:
+    for port in (server.port, listed.port):
+        clients = [RawClient(port) for _ in range(8)]
+        for client in clients:
+            client.send(get(port, "/api/events?text=e") + get(port, LONG["lists"]))
+        for client in clients:
+            client.socket.recv(1, socket.MSG_PEEK)
+            client.socket.close()
+    assert num_heaps_of_threads(server_process(server.process.pid)) == 0
+    assert num_heaps_of_threads(listed.process.pid) == 0
+
+
 def test_unread_response_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.nissa.live.server.UNREAD_GRACE_S", 0.3)
     monkeypatch.setattr("esper.nissa.live.server.CHECK_EVERY_S", 0.1)
