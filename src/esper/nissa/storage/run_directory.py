@@ -21,6 +21,7 @@ from esper.nissa.storage.files import (
     FileSystem,
     make_directories,
     read_limited,
+    require_own_directory,
     write_atomically,
 )
 from esper.version import __version__
@@ -28,17 +29,32 @@ from esper.version import __version__
 __all__ = [
     "CHECKPOINTS_DIRECTORY",
     "MANIFEST_FILE",
+    "OWN_DIRECTORIES",
+    "SINKS_DIRECTORY",
+    "TENSORBOARD_DIRECTORY",
     "build_manifest",
     "cpu_model",
     "create_run_directory",
     "new_run_id",
     "put_on_record",
     "read_manifest",
+    "require_own_directories",
     "traces_directory",
 ]
 
 MANIFEST_FILE: Final = "run.json"
 CHECKPOINTS_DIRECTORY: Final = "checkpoints"
+SINKS_DIRECTORY: Final = "sinks"
+"""Positions of the sinks."""
+TENSORBOARD_DIRECTORY: Final = "tensorboard"
+WANDB_DIRECTORY: Final = "wandb"
+OWN_DIRECTORIES: Final = (
+    CHECKPOINTS_DIRECTORY,
+    SINKS_DIRECTORY,
+    TENSORBOARD_DIRECTORY,
+    WANDB_DIRECTORY,
+)
+"""What a run and its sinks write to, beside the run's own files."""
 MAX_MANIFEST_BYTES: Final = 1 << 20
 RECORDED_PACKAGES: Final = ("torch", "numpy", "msgspec", "anyio", "orjson")
 
@@ -95,6 +111,12 @@ def put_on_record(run_dir: Path, job: Job, *, files: FileSystem | None = None) -
 
 def _write_manifest(files: FileSystem, run_dir: Path, manifest: RunManifest) -> None:
     write_atomically(files, run_dir / MANIFEST_FILE, readable_json(manifest))
+
+
+def require_own_directories(run_dir: Path) -> None:
+    """Raise ForeignFileError if a directory that a run or a sink of it writes to is a link."""
+    for name in OWN_DIRECTORIES:
+        require_own_directory(run_dir / name)
 
 
 def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
