@@ -559,6 +559,29 @@ def test_visitors_that_leave_in_the_middle_print_nothing(what: str, shown: Shown
     assert shown.end() == (130, "")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "huge", "directory"])
+def test_manifest_that_is_none_holds_up_nobody(kind: str, finished: Path, shown: Shown) -> None:
+    path = finished / "run.json"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 1 << 30)  # a hole: takes no space, reads as zeros
+    before = tree_bytes(shown.process.pid)
+    clients = [RawClient(shown.port) for _ in range(60)]  # more than there are worker threads
+    for client in clients:
+        client.send(get(shown.port, "/api/run"))
+    assert status_of(shown.port, "/api/events?types=RUN_FINISHED") == 200
+    assert status_of(shown.port, "/api/run") == 404
+    assert tree_bytes(shown.process.pid) - before < MAX_GROWTH_BYTES
+    for client in clients:
+        client.socket.close()
+    assert shown.end() == (130, "")
+
+
 def test_serve_survives_the_resume_of_its_run(finished: Path, shown: Shown) -> None:
     log = finished / "events.jsonl"
     before = log.read_text().splitlines()

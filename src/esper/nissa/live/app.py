@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.live import CloseCode, Subscription
 from esper.nissa.bus.event_filter import EventFilter
 from esper.nissa.bus.log_reader import LogReader
@@ -26,7 +26,7 @@ from esper.nissa.live.security import Security
 from esper.nissa.live.sending import in_parts
 from esper.nissa.live.session import Session, Stop
 from esper.nissa.live.visitors import Visitors
-from esper.nissa.storage.run_directory import MANIFEST_FILE
+from esper.nissa.storage.run_directory import manifest_bytes
 
 __all__ = ["build_app"]
 
@@ -70,8 +70,8 @@ class _Service:
     async def manifest(self, _: Request) -> Response:
         """Return `run.json`."""
         try:
-            data = await anyio.Path(self.run_dir / MANIFEST_FILE).read_bytes()
-        except OSError:
+            data = await anyio.to_thread.run_sync(manifest_bytes, self.run_dir)
+        except UnreadableFileError:
             return PlainTextResponse("this run has no manifest\n", status_code=404)
         return Response(data, media_type="application/json")
 

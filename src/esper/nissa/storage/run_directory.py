@@ -35,6 +35,7 @@ __all__ = [
     "build_manifest",
     "cpu_model",
     "create_run_directory",
+    "manifest_bytes",
     "new_run_id",
     "put_on_record",
     "read_manifest",
@@ -125,15 +126,21 @@ def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
 
 
 def read_manifest(run_dir: Path) -> RunManifest:
+    """Read and decode `run.json`."""
+    data = manifest_bytes(run_dir)
+    try:
+        return msgspec.json.decode(data, type=RunManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        path = run_dir / MANIFEST_FILE
+        raise UnreadableFileError(path, f"not the manifest of a run: {error}") from None
+
+
+def manifest_bytes(run_dir: Path) -> bytes:
     """Read `run.json`."""
     path = run_dir / MANIFEST_FILE
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
         raise UnreadableFileError(path, "not the manifest of a run: not a regular file")
-    data = read_limited(path, MAX_MANIFEST_BYTES, "manifest of a run")
-    try:
-        return msgspec.json.decode(data, type=RunManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableFileError(path, f"not the manifest of a run: {error}") from None
+    return read_limited(path, MAX_MANIFEST_BYTES, "manifest of a run")
 
 
 def build_manifest(
