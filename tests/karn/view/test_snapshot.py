@@ -10,6 +10,7 @@ from esper.karn.view.view_model import START, ViewModel
 from esper.leyline.telemetry import decode_event
 
 NUM_ROWS = 8
+NUM_SEEDS = 5
 
 
 def model_of(num_rounds: int) -> ViewModel:
@@ -36,16 +37,16 @@ def merged(patches: list[Patch]) -> dict[str, Any]:
 
 def test_parts_have_the_same_effect_as_the_whole_and_are_small() -> None:
     whole = model_of(30).patch(START, 0.0)
-    parts = list(patch_parts(whole, NUM_ROWS))
+    parts = list(patch_parts(whole, NUM_ROWS, NUM_SEEDS))
     assert merged(parts) == merged([whole])
     assert len(parts) > 30 // NUM_ROWS
     for part in parts:
-        for rows in (part.rounds, part.seeds):
-            assert isinstance(rows, msgspec.UnsetType) or len(rows) <= NUM_ROWS
+        for rows, limit in ((part.rounds, NUM_ROWS), (part.seeds, NUM_SEEDS)):
+            assert isinstance(rows, msgspec.UnsetType) or len(rows) <= limit
 
 
 def test_newest_rounds_come_first() -> None:
-    first = next(patch_parts(model_of(30).patch(START, 0.0), NUM_ROWS))
+    first = next(patch_parts(model_of(30).patch(START, 0.0), NUM_ROWS, NUM_SEEDS))
     assert isinstance(first.rounds, dict)
     assert set(first.rounds) == set(range(30 - NUM_ROWS, 30))
 
@@ -53,4 +54,4 @@ def test_newest_rounds_come_first() -> None:
 def test_patch_without_changes_is_one_part() -> None:
     model = model_of(3)
     patch = model.patch(model.version, 0.0)
-    assert list(patch_parts(patch, NUM_ROWS)) == [patch]
+    assert list(patch_parts(patch, NUM_ROWS, NUM_SEEDS)) == [patch]

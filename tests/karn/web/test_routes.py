@@ -189,7 +189,7 @@ async def test_viewer_gets_everything_first_then_only_what_is_new(dashboard: Ser
 async def test_view_of_many_rounds_comes_in_several_messages(
     dashboard: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.karn.web.routes.ROWS_PER_MESSAGE", 1)
+    monkeypatch.setattr("esper.karn.web.routes.ROUNDS_PER_MESSAGE", 1)
     numbers: list[int] = []
     async with dashboard.viewer() as viewer:
         while len(numbers) < STORY.num_rounds:

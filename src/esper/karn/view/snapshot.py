@@ -445,9 +445,9 @@ class Patch(_View, frozen=True, kw_only=True, omit_defaults=True, tag_field="typ
     detail: EnvDetail | UnsetType = UNSET
 
 
-def patch_parts(patch: Patch, num_rows: int) -> Iterator[Patch]:
+def patch_parts(patch: Patch, num_rounds: int, num_seeds: int) -> Iterator[Patch]:
     """Yield patches with the same effect, each with a bounded number of rounds and of seeds."""
-    rounds, seeds = _in_parts(patch.rounds, num_rows), _in_parts(patch.seeds, num_rows)
+    rounds, seeds = _in_parts(patch.rounds, num_rounds), _in_parts(patch.seeds, num_seeds)
     yield msgspec.structs.replace(
         patch, rounds=next(rounds, patch.rounds), seeds=next(seeds, patch.seeds)
     )

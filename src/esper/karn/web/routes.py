@@ -43,8 +43,10 @@ MAX_VIEWERS: Final = 64
 MAX_BAD_MESSAGES: Final = 10
 PATCH_UNITS: Final = 10.0
 """Cost of a patch that is sent because the viewer asked, in units of the connection's budget."""
-ROWS_PER_MESSAGE: Final = 32
-"""Rounds and seeds in one message: a whole view of a long run has a megabyte."""
+ROUNDS_PER_MESSAGE: Final = 32
+"""Of 2 KiB each: the view of a long run has a megabyte."""
+SEEDS_PER_MESSAGE: Final = 128
+"""Of 250 bytes each."""
 _FOREVER: Final = "max-age=31536000, immutable"
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -211,7 +213,7 @@ class _Viewer:
         # later.
         patch = self.feed.patch(self._version, time.time(), self.selected_env)
         try:
-            for part in patch_parts(patch, ROWS_PER_MESSAGE):
+            for part in patch_parts(patch, ROUNDS_PER_MESSAGE, SEEDS_PER_MESSAGE):
                 await self.websocket.send_text(_ENCODER.encode(part).decode())
                 await anyio.lowlevel.checkpoint()  # as sending need not suspend
         except WebSocketDisconnect:
