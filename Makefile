@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SITE_STAMP := $(VENV)/.installed-docs
+FUZZ_STAMP := $(VENV)/.installed-fuzz
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -58,7 +59,12 @@ site: $(SITE_STAMP)  ## Build the documentation as HTML in docs/_site; warnings 
 bench: setup  ## Figures beside their targets; writes docs/performance.md.
 	$(BIN)/python -m tools.bench
 
-soak: setup  ## Faults by the hundred; writes docs/reliability.md. Takes about three quarters of an hour.
+# atheris is installed here only: there are wheels of it for few systems.
+$(FUZZ_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --editable '.[fuzz]'
+	touch $(FUZZ_STAMP)
+
+soak: $(FUZZ_STAMP)  ## Faults by the hundred; writes docs/reliability.md. Takes about four hours on two cores.
 	$(BIN)/python -m tools.soak
 
 probes: setup  ## Train policies on the probes and compare them with the best policy; half an hour.

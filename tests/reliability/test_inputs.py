@@ -160,6 +160,16 @@ def test_line_larger_than_memory_is_read_in_bounded_memory(
     assert_refused(run_limited("telemetry", command, run_dir, *rest), 0, 1, 2)
 
 
+def test_sink_is_continued_behind_a_huge_torn_line(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    command = ("telemetry", "export", run_dir, "--to", f"jsonl:{out}")
+    assert_refused(run_limited(*command), 0)
+    whole = out.read_bytes()
+    os.truncate(out, HUGE_BYTES)
+    assert_refused(run_limited(*command, "--continue"), 0)
+    assert out.read_bytes() == whole
+
+
 def test_resume_beside_a_huge_checksum_file(run_dir: Path, tmp_path: Path) -> None:
     os.truncate(run_dir / "events.crc", HUGE_BYTES)
     ended = Child(resume_flags(tmp_path / "runs"), tmp_path / "output.txt").wait()

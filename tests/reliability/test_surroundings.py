@@ -1,15 +1,20 @@
 """Commands work whatever surrounds them: streams, home, user, locale, terminal, optimization."""
 
+import http.client
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.builders.tiny_runs import short_run
 from tests.builders.tiny_tasks import TINY
+from tests.integration.served import ENDLESS, served_run
 from tools.soak.surroundings import CASES, check_reading, check_training, is_possible
 
 from esper.leyline.printable import printable
@@ -65,6 +70,25 @@ def test_run_goes_on_when_the_reader_of_its_output_leaves(tmp_path: Path) -> Non
     assert validate_run(found).is_valid
     last = json.loads((found / "events.jsonl").read_bytes().splitlines()[-1])
     assert last["data"]["status"] == "completed"
+
+
+def test_dashboard_goes_on_when_the_reader_of_the_output_leaves(tmp_path: Path) -> None:
+    with served_run(tmp_path, *ENDLESS) as run:
+        assert run.process.stdout is not None
+        run.process.stdout.close()
+        before, deadline_s = run.num_logged(), time.monotonic() + WAIT_S
+        while run.num_logged() < before + 100:  # several rounds, each of which prints
+            assert time.monotonic() < deadline_s, "the run made no progress"
+            time.sleep(0.02)
+        connection = http.client.HTTPConnection("127.0.0.1", run.port, timeout=WAIT_S)
+        with closing(connection):
+            connection.request("GET", "/api/events?types=RUN_FINISHED")
+            assert connection.getresponse().status == 200
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(WAIT_S) == 130
+        assert run.process.stderr is not None
+        assert run.process.stderr.read() == ""
+    assert validate_run(run.run_dir).is_valid
 
 
 def on_terminal(*arguments: str) -> str:

@@ -27,6 +27,7 @@ from tools.soak.tampering import (
 from esper.nissa.analysis.validation import validate_run
 from esper.nissa.storage.blocks import Block, CommitRecord, parse_commit_record
 from esper.nissa.storage.journal import EVENTS_FILE, OPERATIONAL_FILE
+from esper.nissa.storage.run_directory import OWN_DIRECTORIES
 from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint, read_checkpoint
 
 
@@ -69,14 +70,22 @@ def resume(folder: Path, *more: str) -> tuple[int, str]:
     return ended.code, ended.output
 
 
-def test_checkpoints_below_a_link_are_refused(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", OWN_DIRECTORIES)
+def test_directory_of_a_run_that_is_a_link_is_refused(
+    name: str, whole: Path, tmp_path: Path
+) -> None:
     run_dir = copy_of(whole, tmp_path)
-    (run_dir / "checkpoints").rename(tmp_path / "elsewhere")
-    (run_dir / "checkpoints").symlink_to(tmp_path / "elsewhere")
-    before = contents_of(run_dir), contents_of(tmp_path / "elsewhere")
-    code, output = resume(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    if (run_dir / name).exists():
+        (run_dir / name).rename(elsewhere)
+    else:
+        elsewhere.mkdir()
+        (elsewhere / "jsonl.json").write_text('{"next_seq":999999}')
+    (run_dir / name).symlink_to(elsewhere)
+    before = contents_of(run_dir), contents_of(elsewhere)
+    code, output = resume(tmp_path, "--rounds", "4")
     assert (code, output.count("\n")) == (2, 1)
-    assert "checkpoints: is a symbolic link" in output
+    assert f"{name}: is a symbolic link" in output
     assert (contents_of(run_dir), contents_of(tmp_path / "elsewhere")) == before
 
 

@@ -8,6 +8,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from tests.integration.served import (
     listening,
     served_run,
 )
+from tests.karn.runs import write_run
+from tests.karn.story import Story
 from tests.nissa.making import pruned
 from tools.soak.frames import Opcode, RawClient, frame_bytes
 from tools.soak.serving import served_hub
@@ -34,6 +37,8 @@ from tools.soak.siege import request
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from esper.karn.view.overlay import MAX_CHOSEN
+from esper.karn.web.runs_routes import MAX_LISTED
 from esper.leyline.telemetry import Draft
 
 MAX_GROWTH_BYTES = 64 << 20
@@ -253,6 +258,95 @@ def fill(client: RawClient, what: str, name: str) -> None:
     client.socket.settimeout(WAIT_S)
 
 
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Shown"]:
+    """Return a server of as many long runs as can be overlaid, which it has read."""
+    folder = tmp_path_factory.mktemp("listed")
+    first = write_run(folder / "run00", Story(num_rounds=600, num_envs=1, num_steps=1).lines())
+    for number in range(1, MAX_CHOSEN):
+        shutil.copytree(first, folder / f"run{number:02}", copy_function=os.link)
+    for number in range(MAX_LISTED - MAX_CHOSEN):
+        write_run(folder / f"small{number}", [])
+    shown = Shown(folder)
+    wait_until(lambda: b'"num_unread":0' in body_of(shown.port, LONG["lists"]), "the list")
+    wait_until(lambda: b'"is_read":false' not in body_of(shown.port, LONG["curves"]), "the curves")
+    yield shown
+    shown.process.kill()
+    shown.process.communicate(timeout=WAIT_S)
+
+
+LONG = {
+    "views": "/run/run00/ws/view",
+    "lists": "/api/runs",
+    "curves": "/api/runs/overlay?"
+    + "&".join(f"run=run{number:02}" for number in range(MAX_CHOSEN)),
+}
+
+
+@pytest.mark.parametrize(("what", "num_clients"), [("views", 60), ("lists", 200), ("curves", 200)])
+def test_long_runs_that_visitors_do_not_read_take_bounded_memory(
+    what: str, num_clients: int, listed: "Shown"
+) -> None:
+    if what == "views":
+        wait_until(lambda: b'"rounds_completed":600' in first_view(listed.port), "the view")
+    before = peak = tree_bytes(listed.process.pid)
+    clients = []
+    for _ in range(num_clients):
+        client = RawClient(listed.port)
+        clients.append(client)
+        if what == "views":
+            assert client.request(path=LONG[what]) == 101
+        else:
+            client.send(get(listed.port, LONG[what]))
+    for client in clients:
+        client.socket.recv(1, socket.MSG_PEEK)  # an answer has begun to come
+        peak = max(peak, tree_bytes(listed.process.pid))
+    for client in clients:
+        client.socket.close()
+    assert peak - before < MAX_GROWTH_BYTES // 2
+
+
+def body_of(port: int, path: str) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    connection.request("GET", path)
+    body = connection.getresponse().read()
+    connection.close()
+    return body
+
+
+def first_view(port: int) -> bytes:
+    """Return the first message of a view."""
+    with RawClient(port) as client:
+        assert client.request(path=LONG["views"]) == 101
+        first = client.read()
+        assert first is not None
+        return first.payload
+
+
+HEAP_BYTES = 64 << 20
+"""Size and alignment of a heap that glibc maps for a thread."""
+
+
+def num_heaps_of_threads(process: int) -> int:
+    """Return how many threads of a process have a heap of their own."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    anonymous = [line.split() for line in lines if len(line.split()) == 5]
+    starts = [int(line[0].partition("-")[0], 16) for line in anonymous if line[1] == "rw-p"]
+    return sum(start % HEAP_BYTES == 0 for start in starts)
+
+
+def test_threads_of_a_server_retain_no_memory_each(server: ServedRun, listed: "Shown") -> None:
+    for port in (server.port, listed.port):
+        clients = [RawClient(port) for _ in range(8)]
+        for client in clients:
+            client.send(get(port, "/api/events?text=e") + get(port, LONG["lists"]))
+        for client in clients:
+            client.socket.recv(1, socket.MSG_PEEK)
+            client.socket.close()
+    assert num_heaps_of_threads(server_process(server.process.pid)) == 0
+    assert num_heaps_of_threads(listed.process.pid) == 0
+
+
 def test_unread_response_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.nissa.live.server.UNREAD_GRACE_S", 0.3)
     monkeypatch.setattr("esper.nissa.live.server.CHECK_EVERY_S", 0.1)
@@ -449,6 +543,47 @@ def test_nothing_that_a_client_sends_prints_anything(shown: Shown) -> None:
                     while client.recv(1 << 16):
                         continue
     assert status_of(shown.port, "/healthz") == 200
+    assert shown.end() == (130, "")
+
+
+@pytest.mark.parametrize("what", ["downloads", "searches", "pings"])
+def test_visitors_that_leave_in_the_middle_print_nothing(what: str, shown: Shown) -> None:
+    for _ in range(20):
+        with RawClient(shown.port) as client:
+            if what == "pings":
+                assert client.request() == 101
+                client.send(frame_bytes(Opcode.PING, b"x" * 100) * 150)
+            else:
+                path = LARGE_FILE if what == "downloads" else "/api/events?limit=10000"
+                client.send(get(shown.port, path) * 50)
+            client.socket.recv(1)
+            # Closed with a linger time of 0, a connection is reset.
+            linger = struct.pack("ii", 1, 0)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    assert status_of(shown.port, "/healthz") == 200
+    assert shown.end() == (130, "")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge", "directory"])
+def test_manifest_that_is_none_holds_up_nobody(kind: str, finished: Path, shown: Shown) -> None:
+    path = finished / "run.json"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 1 << 30)  # a hole: takes no space, reads as zeros
+    before = tree_bytes(shown.process.pid)
+    clients = [RawClient(shown.port) for _ in range(60)]  # more than there are worker threads
+    for client in clients:
+        client.send(get(shown.port, "/api/run"))
+    assert status_of(shown.port, "/api/events?types=RUN_FINISHED") == 200
+    assert status_of(shown.port, "/api/run") == 404
+    assert tree_bytes(shown.process.pid) - before < MAX_GROWTH_BYTES
+    for client in clients:
+        client.socket.close()
     assert shown.end() == (130, "")
 
 

@@ -40,10 +40,10 @@ PROMISES = {
     "third.",
     "L11": "From the first instruction of either command on, one SIGINT, SIGTERM or SIGHUP ends it "
     "with exit code 130 and without a traceback. A second signal within 200 ms counts as the "
-    "first, a later one ends the process at once. Before that instruction, for the first hundredth "
-    "of a second or so, Python's defaults apply: SIGTERM and SIGHUP end the process (a shell "
-    "reports 143 and 129), SIGINT too, or with Python's own KeyboardInterrupt. SIGHUP is ignored "
-    "below `nohup`.",
+    "first, a later one ends the process at once. Before that instruction, while the interpreter "
+    "starts (10 ms, more on a busy machine), Python's defaults apply: SIGTERM and SIGHUP end the "
+    "process (a shell reports 143 and 129), SIGINT too, or with Python's own KeyboardInterrupt. "
+    "SIGHUP is ignored below `nohup`.",
     "L12": "A run completes with a valid log, and reading commands end with their proper exit "
     "code, whatever surrounds them: standard streams closed, full or without a reader, no HOME, a "
     "user that the system does not know, any locale or terminal size, `python -O` and `-OO`. A "

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +71,7 @@ def send_and_look(trial: Trial) -> End:
     )
     time.sleep(trial.delay_s)
     has_ended = process.poll() is not None
+    has_begun = handles_signals(process.pid)
     process.send_signal(trial.number)
     try:
         output, _ = process.communicate(timeout=WAIT_S)
@@ -78,8 +80,19 @@ def send_and_look(trial: Trial) -> End:
         raise AssertionError(f"{trial}: the signal was ignored") from None
     end = End.DONE if has_ended else _end_of(process.returncode, trial.number, output)
     assert end is not None, f"{trial}: exit code {process.returncode}: {output}"
+    assert end is not End.BEFORE or not has_begun, f"{trial}: the command's first line had run"
     assert end is not End.DONE or "count" in trial.arguments, f"{trial}: nothing ends it but {end}"
     return end
+
+
+def handles_signals(process: int) -> bool:
+    """Return whether a command has set its handlers: the last one it sets is that of SIGHUP."""
+    with suppress(OSError):  # it has ended
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            name, _, mask = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(mask, 16) >> (signal.SIGHUP - 1) & 1)
+    return False
 
 
 def _end_of(code: int, number: signal.Signals, output: str) -> End | None:

@@ -155,8 +155,14 @@ def write_state(state: dict[Path, bytes | None], root: Path, folder: Path) -> No
             place.mkdir() if data is None else place.write_bytes(data)
 
 
-def check_state(run_dir: Path) -> None:
-    """Assert that the run opens, and that its latest checkpoint can be resumed from its log."""
+def check_state(run_dir: Path, *, has_checkpoint: bool) -> None:
+    """Assert that the run opens, and that its latest checkpoint can be resumed from its log.
+
+    Args:
+        run_dir: the run.
+        has_checkpoint: whether one was on disk before, so that there must be one.
+    """
+    assert not has_checkpoint or (run_dir / MANIFEST_FILE).exists(), "the run is lost"
     if not (run_dir / MANIFEST_FILE).exists():
         return
     for path in run_dir.glob("checkpoints/*.pt"):
@@ -164,6 +170,7 @@ def check_state(run_dir: Path) -> None:
     checkpoint = latest_checkpoint(run_dir)
     log = run_dir / EVENTS_FILE
     if checkpoint is None:
+        assert not has_checkpoint, "all checkpoints are lost"
         return
     header = load_run(checkpoint).header
     check_agreement(checkpoint, header, log, plan_cut(log, header.log_seq))
@@ -180,14 +187,17 @@ def check_all(
 ) -> int:
     """Check states of the disk after prefixes of the operations; return their number."""
     disk, rng, root, num_states = VolatileDisk(), random.Random(15), run_dir.parent.parent, 0
+    has_checkpoint = False
     for index, operation in enumerate(operations):
         disk.do(operation)
+        has_checkpoint |= any(path.match("checkpoints/round-*.pt") for path in disk.durable)
         if index < start or index % stride:
             continue
         for state in disk.states(rng, num_random):
             with tempfile.TemporaryDirectory(dir=folder) as name:
                 write_state(state, root, Path(name))
-                check_state(Path(name) / run_dir.relative_to(root))
+                place = Path(name) / run_dir.relative_to(root)
+                check_state(place, has_checkpoint=has_checkpoint)
             num_states += 1
     return num_states
 

@@ -4,6 +4,7 @@ Imports nothing that the interpreter has not loaded by itself, so that no signal
 there is a handler for it.
 """
 
+import _signal  # type: ignore[import-not-found]  # built in; `signal` takes milliseconds to load
 import atexit
 import os
 import sys
@@ -58,14 +59,12 @@ def _discard_unwritten() -> None:
 
 
 def _handle_signals(code: int) -> None:
-    import signal  # loads enum: inside the caller's `try`, not at the top of the module
-
     for name in _SIGNALS:
-        number = getattr(signal, name, None)
+        number = getattr(_signal, name, None)
         # `nohup` says with SIG_IGN that a hang-up ends nothing.
-        is_detached = name == "SIGHUP" and number and signal.getsignal(number) is signal.SIG_IGN
+        is_detached = name == "SIGHUP" and number and _signal.getsignal(number) == _signal.SIG_IGN
         if number is not None and not is_detached:
-            signal.signal(number, _Exit(code))
+            _signal.signal(number, _Exit(code))
 
 
 class _Exit:
@@ -80,11 +79,9 @@ class _Exit:
 
 def _ignore_signals() -> None:
     """Ignore signals in the interpreter's last moments, when no handler is called any more."""
-    import signal  # see above
-
     for name in _SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        if hasattr(_signal, name):
+            _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
 
 
 def _open_standard_streams() -> None:

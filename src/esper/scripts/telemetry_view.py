@@ -14,6 +14,7 @@ from esper.karn.web.list_server import ListServer
 from esper.karn.web.run_server import RunServer
 from esper.leyline.config import DEFAULT_SERVER_ADDRESS
 from esper.leyline.errors import ExitCode
+from esper.leyline.heap import share_one_heap
 from esper.leyline.stop_signals import handled_signals
 from esper.nissa.live.address import ServerAddress, dashboard_url, listen
 from esper.nissa.live.security import Security
@@ -40,6 +41,7 @@ def run_serve(arguments: Namespace) -> int:
     if not is_list:
         open_source(directory)  # refuses a directory without a log before the address is printed
     serve = _serve_list if is_list else _serve
+    share_one_heap()
     try:
         with listen(address) as listener:
             url = dashboard_url(address.host, listener, security.token)

@@ -34,12 +34,12 @@ def test_exactly_the_differing_keys_are_listed_in_the_order_of_the_runs(tmp_path
     chosen, names = ChosenRuns(tmp_path), ["two", "bare", "one"]
     read_all(chosen, names)
 
-    overlay = chosen.overlay(names)
+    rows = {row.key: row.values for row in chosen.differences(names)}
+    runs = [chosen.curve(name) for name in names]
 
-    rows = {row.key: row.values for row in overlay.config}
     assert rows == {"lr": ("0.2", None, "0.1"), "seed": ("9", None, str(TrainingConfig().seed))}
-    assert [run.directory for run in overlay.runs] == names
-    assert all(run.is_read and run.problem is None for run in overlay.runs)
+    assert [run.directory for run in runs] == names
+    assert all(run.is_read and run.problem is None for run in runs)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../tmp", "nothing", "one/../one", "/etc", "a\0b"])
@@ -59,22 +59,22 @@ def test_too_many_runs_are_refused_and_only_the_latest_are_kept(tmp_path: Path) 
         chosen.choose(names[: MAX_CHOSEN + 1])
     for name in names:
         chosen.choose([name])
-    assert len(chosen.overlay(names[-MAX_KEPT:]).runs) == MAX_KEPT
+    chosen.differences(names[-MAX_KEPT:])
     with pytest.raises(KeyError):
-        chosen.overlay(names[:1])
+        chosen.differences(names[:1])
 
 
 def test_run_that_was_resumed_is_read_from_its_beginning(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "one", LINES)
     chosen = ChosenRuns(tmp_path)
     read_all(chosen, ["one"])
-    before = chosen.overlay(["one"]).runs[0].counts
+    before = chosen.curve("one").counts
     (run_dir / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in LINES[:-3]))
 
     assert not chosen.read_more(["one"])
     read_all(chosen, ["one"])
 
-    [run] = chosen.overlay(["one"]).runs
+    run = chosen.curve("one")
     assert run.problem is None
     assert sum(before.values()) - sum(run.counts.values()) == 3
 
@@ -85,6 +85,6 @@ def test_run_without_a_log_says_so(tmp_path: Path) -> None:
     (tmp_path / "one" / "events.jsonl").mkdir()
     chosen = ChosenRuns(tmp_path)
     read_all(chosen, ["one"])
-    [run] = chosen.overlay(["one"]).runs
+    run = chosen.curve("one")
     assert run.problem is not None
     assert str(tmp_path) not in run.problem

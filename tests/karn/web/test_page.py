@@ -15,9 +15,9 @@ from esper.karn.web.page import (
     PLOTLY_NAME,
     RUN_ENTRY,
     RUN_MODULES,
+    Asset,
     LivePage,
     asset,
-    asset_version,
     live_page,
     runs_page,
     script_policy,
@@ -28,8 +28,14 @@ from esper.karn.web.page import (
 IMPORT = re.compile(r'(?:from|import)\s*"esper/(\w+)"')
 
 
+def known(name: str) -> Asset:
+    found = asset(name)
+    assert found is not None
+    return found
+
+
 def url(name: str) -> str:
-    return f"/assets/{name}?v={asset_version(name)}"
+    return f"/assets/{name}?v={known(name).version}"
 
 
 @pytest.mark.parametrize(
@@ -46,9 +52,7 @@ def test_import_map_has_exactly_what_the_scripts_of_a_page_import(
     assert import_map == {f"esper/{name}": url(f"{name}.js") for name in modules}
     imported = {entry}
     for name in modules:
-        source = asset(f"{name}.js")
-        assert source is not None
-        imported.update(IMPORT.findall(source.decode()))
+        imported.update(IMPORT.findall(known(f"{name}.js").content().decode()))
     assert imported == set(modules)
 
 
@@ -58,9 +62,18 @@ def test_other_names_are_not_served(name: str) -> None:
 
 
 def test_version_is_a_digest_of_the_content() -> None:
-    content = asset("style.css")
-    assert content is not None
-    assert hashlib.sha256(content).hexdigest().startswith(asset_version("style.css"))
+    for name in ("style.css", PLOTLY_NAME):
+        digest = hashlib.sha256(known(name).content()).hexdigest()
+        assert digest.startswith(known(name).version)
+
+
+def test_file_that_is_replaced_later_keeps_content_and_version(tmp_path: Path) -> None:
+    path = tmp_path / "file.js"
+    path.write_bytes(b"before")
+    found = Asset(path)
+    (tmp_path / "new").write_bytes(b"after an upgrade")
+    (tmp_path / "new").replace(path)
+    assert (found.content(), found.part(2, 3), found.num_bytes) == (b"before", b"for", 6)
 
 
 def test_policy_allows_exactly_the_inline_import_map_of_the_page() -> None:
@@ -99,7 +112,5 @@ def test_self_contained_page_embeds_the_view_and_loads_nothing() -> None:
     import_map = json.loads(re.findall(r'"importmap">(.*?)</script>', page)[0])["imports"]
     for name in RUN_MODULES:
         encoded = import_map[f"esper/{name}"].partition("base64,")[2]
-        assert base64.b64decode(encoded) == asset(f"{name}.js")
-    plotly = asset(PLOTLY_NAME)
-    assert plotly is not None
-    assert len(page) > len(plotly)
+        assert base64.b64decode(encoded) == known(f"{name}.js").content()
+    assert len(page) > known(PLOTLY_NAME).num_bytes

@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from esper.karn.view.followed_log import FollowedLog, open_source
 from esper.karn.view.snapshot import Patch
 from esper.karn.view.view_feed import ViewFeed
-from esper.karn.web.page import MODULES, RUN_MODULES, asset, asset_version
+from esper.karn.web.page import MODULES, RUN_MODULES, asset
 from esper.karn.web.routes import MAX_BAD_MESSAGES, dashboard_routes
 from esper.nissa.live.address import ServerAddress, listen
 from esper.nissa.live.app import build_app
@@ -92,9 +92,9 @@ async def patches_to_the_end(viewer: ClientConnection) -> list[dict[str, Any]]:
 
 
 def script(name: str) -> str:
-    content = asset(f"{name}.js")
-    assert content is not None
-    return content.decode()
+    found = asset(f"{name}.js")
+    assert found is not None
+    return found.content().decode()
 
 
 @pytest.mark.anyio
@@ -169,7 +169,8 @@ def test_scripts_never_write_markup() -> None:
 
 
 def test_version_changes_with_the_content() -> None:
-    assert len({asset_version(f"{name}.js") for name in MODULES}) == len(MODULES)
+    versions = {found.version for name in MODULES if (found := asset(f"{name}.js")) is not None}
+    assert len(versions) == len(MODULES)
 
 
 @pytest.mark.anyio
@@ -182,6 +183,20 @@ async def test_viewer_gets_everything_first_then_only_what_is_new(dashboard: Ser
     assert len(first.envs) == STORY.num_envs
     assert "envs" not in second
     assert second["version"] == first.version
+
+
+@pytest.mark.anyio
+async def test_view_of_many_rounds_comes_in_several_messages(
+    dashboard: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.karn.web.routes.ROUNDS_PER_MESSAGE", 1)
+    numbers: list[int] = []
+    async with dashboard.viewer() as viewer:
+        while len(numbers) < STORY.num_rounds:
+            patch = await next_patch(viewer)
+            assert len(patch["rounds"]) == 1
+            numbers += map(int, patch["rounds"])
+    assert numbers == sorted(range(STORY.num_rounds), reverse=True)
 
 
 @pytest.mark.anyio

@@ -1,5 +1,6 @@
 """The ends of a log."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,12 +37,13 @@ def written(path: Path, lines: list[bytes], end: bytes = b"\n") -> Path:
     return path
 
 
-@pytest.mark.parametrize("window_bytes", [64, 1 << 20])
+@pytest.mark.parametrize("piece_bytes", [64, 1000, log_ends.PIECE_BYTES])
 @pytest.mark.parametrize("num_rounds", [1, 3, 9])
 def test_ends_are_what_a_search_of_the_whole_log_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_rounds: int, window_bytes: int
+    tmp_path: Path, num_rounds: int, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_ends, "_WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(log_ends, "FIRST_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(log_ends, "PIECE_BYTES", piece_bytes)
     ends = [index for index, line in enumerate(LINES) if is_of(line, "BATCH_EPOCH_COMPLETED")]
     updates = [index for index, line in enumerate(LINES) if is_of(line, "PPO_UPDATE_COMPLETED")]
     recent = ends[-3] if num_rounds >= 3 else 0
@@ -83,6 +85,30 @@ def test_log_without_a_line_has_no_ends(tmp_path: Path, text: bytes) -> None:
 def test_missing_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFileError, match="cannot be read: No such file"):
         read_ends(tmp_path / "log", 5)
+
+
+def test_pipe_in_the_place_of_a_log_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(UnreadableFileError, match="not a regular file"):
+        read_ends(tmp_path / "log", 5)
+
+
+def test_log_that_is_cut_while_it_is_read_shows_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = written(tmp_path / "log", LINES)
+    length = len(LINES[0]) + 1
+    real, num_calls = os.pread, 0
+
+    def cutting(descriptor: int, num_bytes: int, start: int) -> bytes:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            os.truncate(log, length)
+        return real(descriptor, num_bytes, start)
+
+    monkeypatch.setattr(os, "pread", cutting)
+    assert read_ends(log, 5) == LINES[:1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux reports peak memory")

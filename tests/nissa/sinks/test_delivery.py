@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.nissa.fake_run import FakeRun
 
-from esper.leyline.errors import MissingExtraError, UnknownNameError, UsageError
+from esper.leyline.errors import ForeignFileError, MissingExtraError, UnknownNameError, UsageError
 from esper.leyline.payloads import BatchEpochCompleted
 from esper.nissa.sinks.delivery import open_delivery, rewind_positions
 from esper.nissa.sinks.registry import check_sink, parse_sink
@@ -72,6 +72,14 @@ def test_a_sink_that_was_killed_before_its_first_event_is_continued(
     sink, log = f"tensorboard:{tmp_path / 'board'}", run / "events.jsonl"
     open_delivery(log, parse_sink(sink), is_continued=True).sink.close()
     assert deliver(run, sink, is_continued=True) == len(log.read_bytes().splitlines())
+
+
+def test_positions_are_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (run / "sinks").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ForeignFileError, match="sinks: is a symbolic link"):
+        deliver(run, f"jsonl:{tmp_path / 'out.jsonl'}")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_file_that_exists_is_not_overwritten(run: Path, tmp_path: Path) -> None:

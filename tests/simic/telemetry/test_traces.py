@@ -11,7 +11,7 @@ from tests.builders.tiny_tasks import TINY
 from tests.simic.training.runs import last_checkpoint, lines_of, weights_digest
 
 from esper.leyline.config import ProfilerConfig
-from esper.leyline.errors import RunFailedError, UsageError
+from esper.leyline.errors import ForeignFileError, RunFailedError, UsageError
 from esper.simic.telemetry.traces import StepTracer, prepare_tracing
 from esper.simic.training.policy_controller import PolicyController
 
@@ -102,6 +102,22 @@ def test_a_place_that_cannot_be_written_is_reported_before_a_run_exists(tmp_path
         tiny_run(tmp_path / "runs", run={"profiler": profiler})
 
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("torch_dir", ["traces", "traces/of/torch", "./traces"])
+async def test_traces_are_not_written_through_a_link(torch_dir: str, tmp_path: Path) -> None:
+    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run_dir.mkdir()
+    elsewhere.mkdir()
+    (run_dir / "traces").symlink_to(elsewhere)
+    config = ProfilerConfig(torch=True, torch_wait=0, torch_warmup=1, torch_dir=torch_dir)
+    tracer = StepTracer(config, run_dir / torch_dir)
+    await tracer.start()
+    await tracer.finish_step(0, 0)
+    with pytest.raises(ForeignFileError, match="traces: is a symbolic link"):
+        await tracer.stop()
+    assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.anyio

@@ -12,7 +12,7 @@ from esper.leyline.manifest import RunManifest
 from esper.nissa.analysis.diff import config_leaves, config_text
 from esper.nissa.reading.run_lookup import is_run_directory, manifest_of
 
-__all__ = ["MAX_CHOSEN", "ChosenRuns", "Overlay"]
+__all__ = ["MAX_CHOSEN", "ChosenRuns", "ConfigRow"]
 
 MAX_CHOSEN: Final = 12
 MAX_KEPT: Final = 32
@@ -40,13 +40,6 @@ class ConfigRow(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     values: tuple[str | None, ...]
     """In the order of the runs; None for a run without a readable manifest."""
-
-
-class Overlay(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `/api/runs/overlay`."""
-
-    runs: tuple[RunCurve, ...]
-    config: tuple[ConfigRow, ...]
 
 
 class _Kept:
@@ -102,13 +95,14 @@ class ChosenRuns:
         """Read the next part of the first of these runs that has more; return False if none has."""
         return any(self._kept[name].read_more() for name in names)
 
-    def overlay(self, names: Sequence[str]) -> Overlay:
-        """Return what has been read of these runs."""
-        kept = [self._kept[name] for name in names]
-        return Overlay(
-            runs=tuple(map(_curve_of, kept)),
-            config=_differences([one.manifest for one in kept]),
-        )
+    def differences(self, names: Sequence[str]) -> tuple[ConfigRow, ...]:
+        """Return what differs in the configuration of these runs."""
+        return _differences([self._kept[name].manifest for name in names])
+
+    def curve(self, name: str) -> RunCurve:
+        """Return what has been read of a run: nothing, if it was dropped since it was chosen."""
+        self.choose([name])
+        return _curve_of(self._kept[name])
 
     def _run_named(self, name: str) -> Path:
         run_dir = self._parent / name

@@ -3,7 +3,9 @@
 None always means "not measured" and is never replaced by a number.
 """
 
-from typing import TypeAlias
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -37,7 +39,10 @@ __all__ = [
     "Snapshot",
     "StepView",
     "Verdict",
+    "patch_parts",
 ]
+
+T = TypeVar("T")
 
 Measured: TypeAlias = float | None
 
@@ -438,3 +443,29 @@ class Patch(_View, frozen=True, kw_only=True, omit_defaults=True, tag_field="typ
     resources: ResourceView | UnsetType = UNSET
     bus: BusView | UnsetType = UNSET
     detail: EnvDetail | UnsetType = UNSET
+
+
+def patch_parts(patch: Patch, num_rounds: int, num_seeds: int) -> Iterator[Patch]:
+    """Yield patches with the same effect, each with a bounded number of rounds and of seeds."""
+    rounds, seeds = _in_parts(patch.rounds, num_rounds), _in_parts(patch.seeds, num_seeds)
+    yield msgspec.structs.replace(
+        patch, rounds=next(rounds, patch.rounds), seeds=next(seeds, patch.seeds)
+    )
+    for more_rounds, more_seeds in zip_longest(rounds, seeds, fillvalue=UNSET):
+        yield Patch(
+            version=patch.version,
+            now=patch.now,
+            progress=patch.progress,
+            verdict=patch.verdict,
+            rounds=more_rounds,
+            seeds=more_seeds,
+        )
+
+
+def _in_parts(rows: dict[int, T] | UnsetType, num_rows: int) -> Iterator[dict[int, T]]:
+    """Yield the rows of a section in parts, the newest first."""
+    if isinstance(rows, UnsetType):
+        return
+    numbers = sorted(rows, reverse=True)
+    for start in range(0, len(numbers), num_rows):
+        yield {number: rows[number] for number in numbers[start : start + num_rows]}

@@ -6,6 +6,7 @@ versioned URL on the live server, or to a data URL embedded in a report.
 
 import base64
 import hashlib
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +21,10 @@ import orjson
 __all__ = [
     "MEDIA_TYPES",
     "PLOTLY_NAME",
+    "Asset",
     "LivePage",
     "asset",
     "address_of",
-    "asset_version",
     "live_page",
     "map_styles",
     "runs_page",
@@ -49,29 +50,45 @@ RUN_MODULES: Final = (
 )
 LIST_MODULES: Final = ("overlay", *_SHARED, LIST_ENTRY)
 MODULES: Final = tuple(sorted({*RUN_MODULES, *LIST_MODULES}))
+HASHED_BYTES: Final = 64 * 1024
 _HEAD_MARK: Final = "<!--HEAD-->"
 _TAIL_MARK: Final = "<!--TAIL-->"
 
 
+class Asset:
+    """One of the page's files, which stays on disk: plotly's script has megabytes."""
+
+    def __init__(self, path: Path) -> None:
+        # Open for as long as the process lives: an upgrade of its package replaces the file, and
+        # what is sent must fit the version that is known of it.
+        self._file = os.open(path, os.O_RDONLY)
+        self.num_bytes = os.fstat(self._file).st_size
+        digest = hashlib.sha256()
+        for start in range(0, self.num_bytes, HASHED_BYTES):
+            digest.update(self.part(start, HASHED_BYTES))
+        self.version = digest.hexdigest()[:16]
+        """A hash of the content."""
+
+    def content(self) -> bytes:
+        """Return all of it."""
+        return self.part(0, self.num_bytes)
+
+    def part(self, start: int, num_bytes: int) -> bytes:
+        """Return a part of it."""
+        return os.pread(self._file, num_bytes, start)
+
+
 @cache
-def asset(name: str) -> bytes | None:
+def asset(name: str) -> Asset | None:
     """Return one of the page's files or plotly's script; None for any other name."""
     if name == PLOTLY_NAME:
-        return files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
+        return Asset(Path(str(files("plotly").joinpath("package_data", "plotly.min.js"))))
     known = {"style.css", *(f"{module}.js" for module in MODULES)}
-    return _own_file(name) if name in known else None
+    return Asset(_own_path(name)) if name in known else None
 
 
-def _own_file(name: str) -> bytes:
-    return files("esper.karn.web").joinpath("assets", name).read_bytes()
-
-
-@cache
-def asset_version(name: str) -> str:
-    """Return a hash of a file's content."""
-    content = asset(name)
-    assert content is not None, f"the page has no file {name!r}"
-    return hashlib.sha256(content).hexdigest()[:16]
+def _own_path(name: str) -> Path:
+    return Path(str(files("esper.karn.web").joinpath("assets", name)))
 
 
 class LivePage(msgspec.Struct, frozen=True):
@@ -88,7 +105,7 @@ def serve_command(run_dir: Path) -> str:
 
 def address_of(name: str) -> str:
     """Return the versioned URL of one of the page's files on the live server."""
-    return f"/assets/{name}?v={asset_version(name)}"
+    return f"/assets/{name}?v={_known(name).version}"
 
 
 def live_page(address_of: Callable[[str], str], run_dir: Path, base: str = "") -> LivePage:
@@ -172,13 +189,17 @@ def map_styles() -> str:
 
 
 def _text(name: str) -> str:
-    content = asset(name)
-    assert content is not None, f"the page has no file {name!r}"
-    return content.decode()
+    return _known(name).content().decode()
+
+
+def _known(name: str) -> Asset:
+    found = asset(name)
+    assert found is not None, f"the page has no file {name!r}"
+    return found
 
 
 def _filled(template: str, head: str, tail: str) -> str:
-    page = _own_file(template).decode()
+    page = _own_path(template).read_text(encoding="utf-8")
     return page.replace(_HEAD_MARK, head).replace(_TAIL_MARK, tail)
 
 

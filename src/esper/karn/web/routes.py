@@ -8,25 +8,29 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from esper.karn.view.snapshot import patch_parts
 from esper.karn.view.view_feed import ViewFeed
 from esper.karn.view.view_model import START
 from esper.karn.web.page import (
     MEDIA_TYPES,
+    Asset,
     address_of,
     asset,
-    asset_version,
     live_page,
     script_policy,
 )
 from esper.leyline.live import CloseCode
 from esper.nissa.live.budget import ConnectionBudget
 from esper.nissa.live.guard import budget_of
+from esper.nissa.live.sending import PART_BYTES
 from esper.nissa.live.session import CLOSE_GRACE_S, Stop
 from esper.nissa.live.visitors import Visitors
 
@@ -39,7 +43,10 @@ MAX_VIEWERS: Final = 64
 MAX_BAD_MESSAGES: Final = 10
 PATCH_UNITS: Final = 10.0
 """Cost of a patch that is sent because the viewer asked, in units of the connection's budget."""
-CHUNK_BYTES: Final = 8 * 1024
+ROUNDS_PER_MESSAGE: Final = 32
+"""Of 2 KiB each: the view of a long run has a megabyte."""
+SEEDS_PER_MESSAGE: Final = 128
+"""Of 250 bytes each."""
 _FOREVER: Final = "max-age=31536000, immutable"
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -73,20 +80,19 @@ def asset_route() -> BaseRoute:
 async def _file(request: Request) -> Response:
     """Return one of the page's files; versioned URLs are immutable and cached."""
     name = request.path_params["name"]
-    content = asset(name)
-    if content is None:
+    found = asset(name)
+    if found is None:
         return PlainTextResponse("no such file\n", status_code=404)
-    version = asset_version(name)
-    is_versioned = request.query_params.get("v") == version
+    is_versioned = request.query_params.get("v") == found.version
     headers = {
         "Cache-Control": f"public, {_FOREVER}" if is_versioned else "no-cache",
-        "ETag": f'"{version}"',
+        "ETag": f'"{found.version}"',
     }
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     media_type = MEDIA_TYPES[name.rpartition(".")[2]]
-    headers["Content-Length"] = str(len(content))
-    return StreamingResponse(_chunks(content), media_type=media_type, headers=headers)
+    headers["Content-Length"] = str(found.num_bytes)
+    return _FileResponse(_chunks(found), media_type=media_type, headers=headers)
 
 
 @dataclass(eq=False, slots=True)
@@ -119,10 +125,20 @@ class _Dashboard:
             self.visitors.leave(viewer)
 
 
-async def _chunks(content: bytes) -> AsyncIterator[bytes]:
+class _FileResponse(StreamingResponse):
+    """Sends parts in the task of the request; two more per connection would take 7 KiB."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send; uvicorn discards what is sent to a client that has left."""
+        await self.stream_response(send)
+
+
+async def _chunks(found: Asset) -> AsyncIterator[bytes]:
     """Yield a file in parts, so that no connection holds all of it in its write buffer."""
-    for start in range(0, len(content), CHUNK_BYTES):
-        yield content[start : start + CHUNK_BYTES]
+    for start in range(0, found.num_bytes, PART_BYTES):
+        yield found.part(start, PART_BYTES)
+        # Sending does not suspend while the kernel takes everything, or after a reset.
+        await anyio.lowlevel.checkpoint()
 
 
 @dataclass(eq=False, slots=True)
@@ -197,7 +213,9 @@ class _Viewer:
         # later.
         patch = self.feed.patch(self._version, time.time(), self.selected_env)
         try:
-            await self.websocket.send_text(_ENCODER.encode(patch).decode())
+            for part in patch_parts(patch, ROUNDS_PER_MESSAGE, SEEDS_PER_MESSAGE):
+                await self.websocket.send_text(_ENCODER.encode(part).decode())
+                await anyio.lowlevel.checkpoint()  # as sending need not suspend
         except WebSocketDisconnect:
             self._end(None)
         self._version = patch.version

@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from esper.karn.view.overlay import ChosenRuns, Overlay
+from esper.karn.view.overlay import ChosenRuns, ConfigRow
 from esper.karn.view.run_list import RunRow
 from esper.karn.view.run_table import RunTable
 from esper.karn.web.page import address_of, runs_page, script_policy
 from esper.leyline.errors import EsperError, UsageError
 from esper.nissa.live.budget import ConnectionBudget
 from esper.nissa.live.guard import budget_of
+from esper.nissa.live.sending import in_parts
 
 __all__ = ["LIST_PATH", "RunList", "runs_routes"]
 
@@ -34,7 +35,9 @@ MAX_READ_PARTS: Final = 32
 PART_UNITS: Final = 4.0
 LOOK_UNITS: Final = 0.1
 """Cost of looking whether a run has changed."""
-CHUNK_BYTES: Final = 8 * 1024
+ROWS_PER_PIECE: Final = 16
+UNIT_BYTES: Final = 32 * 1024
+"""What a unit of the connection's budget pays for of an answer."""
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -109,7 +112,7 @@ class _RunsService:
         await budget.spend(
             LOOK_UNITS * answer.num_runs + ROW_UNITS * min(len(stale), MAX_READ_ROWS)
         )
-        return _json(answer, budget)
+        return _json(_list_parts(answer), budget)
 
     async def overlay(self, request: Request) -> Response:
         """Return the curves, configurations and counts of the runs named by `run=`."""
@@ -119,11 +122,22 @@ class _RunsService:
             async with self._reading:
                 await anyio.to_thread.run_sync(self.chosen.choose, names)
                 num_parts = await self._read_parts(names)
-                answer = await anyio.to_thread.run_sync(self.chosen.overlay, names)
+                config = await anyio.to_thread.run_sync(self.chosen.differences, names)
         except UsageError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
         await budget.spend(PART_UNITS * num_parts)  # see above
-        return _json(answer, budget)
+        return _json(self._overlay_parts(config, names), budget)
+
+    async def _overlay_parts(
+        self, config: Sequence[ConfigRow], names: Sequence[str]
+    ) -> AsyncIterator[bytes]:
+        """Yield an overlay; each of its runs when it can be sent, as twelve have a megabyte."""
+        yield b'{"config":' + _ENCODER.encode(config) + b',"runs":['
+        for number, name in enumerate(names):
+            async with self._reading:
+                curve = await anyio.to_thread.run_sync(self.chosen.curve, name)
+            yield (b"," if number else b"") + _ENCODER.encode(curve)
+        yield b"]}"
 
     async def _read_parts(self, names: Sequence[str]) -> int:
         """Read the next parts of these runs' logs, and return how many those were."""
@@ -133,14 +147,26 @@ class _RunsService:
         return MAX_READ_PARTS
 
 
-def _json(answer: RunList | Overlay, budget: ConnectionBudget) -> Response:
-    data = _ENCODER.encode(answer)
-    headers = {"Content-Length": str(len(data))}
-    return StreamingResponse(_chunks(data, budget), media_type="application/json", headers=headers)
+async def _list_parts(answer: RunList) -> AsyncIterator[bytes]:
+    """Yield a list, a few of its rows at a time."""
+    yield _ENCODER.encode(msgspec.structs.replace(answer, rows=[])).removesuffix(b"]}")
+    for start in range(0, len(answer.rows), ROWS_PER_PIECE):
+        rows = _ENCODER.encode(answer.rows[start : start + ROWS_PER_PIECE])
+        yield (b"," if start else b"") + rows[1:-1]
+    yield b"]}"
 
 
-async def _chunks(data: bytes, budget: ConnectionBudget) -> AsyncIterator[bytes]:
-    """Yield an answer in parts, so that no connection holds all of it in its write buffer."""
-    for start in range(0, len(data), CHUNK_BYTES):
-        yield data[start : start + CHUNK_BYTES]
-        await budget.spend()
+def _json(pieces: AsyncIterator[bytes], budget: ConnectionBudget) -> Response:
+    return StreamingResponse(_parts(pieces, budget), media_type="application/json")
+
+
+async def _parts(pieces: AsyncIterator[bytes], budget: ConnectionBudget) -> AsyncIterator[bytes]:
+    """Yield an answer in parts that are paid for one by one."""
+    left = b""
+    async for piece in pieces:
+        *whole, left = in_parts(left + piece)
+        for part in whole:
+            yield part
+            await budget.spend(len(part) / UNIT_BYTES)
+    yield left
+    await budget.spend(len(left) / UNIT_BYTES)

@@ -19,6 +19,7 @@ import msgspec
 
 from esper.karn.view.followed_log import open_source, publish_up_to
 from esper.karn.web.run_server import RunServer
+from esper.leyline.heap import share_one_heap
 from esper.leyline.helper_processes import yield_to_run
 from esper.leyline.live import (
     LaggedReport,
@@ -163,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     listener, connection = (
         socket.socket(fileno=int(text)) for text in (sys.argv[1:] if argv is None else argv)
     )
+    share_one_heap()
     try:
         anyio.run(_run, listener, connection)
     except Exception:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from esper.nissa.storage.blocks import Block
+from esper.nissa.storage.log_recovery import MAX_LINE_BYTES
 
 __all__ = ["PAGE_BYTES", "LogReader", "ReadableLog"]
 
@@ -54,10 +55,10 @@ class LogReader:
             data = file.read(min(max_bytes, num_left))
             if not data.endswith(b"\n"):
                 whole, newline, _ = data.rpartition(b"\n")
-                data = whole + newline if newline else data + file.readline()
+                data = whole + newline if newline else data + file.readline(MAX_LINE_BYTES)
         if not data.endswith(b"\n"):
             # A reader that went on here would wait for these bytes without end.
-            raise OSError(errno.EIO, "the log is shorter than what was committed")
+            raise OSError(errno.EIO, "the log is not what was committed")
         block = Block(self._seq, data.count(b"\n"), data)
         self._seq, self._offset = block.next_seq, self._offset + len(data)
         return block

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import orjson
 from starlette.applications import Starlette
@@ -15,16 +16,17 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.live import CloseCode, Subscription
 from esper.nissa.bus.event_filter import EventFilter
 from esper.nissa.bus.log_reader import LogReader
 from esper.nissa.bus.subscribers import LiveSource
 from esper.nissa.live.guard import Guard, budget_of
 from esper.nissa.live.security import Security
+from esper.nissa.live.sending import in_parts
 from esper.nissa.live.session import Session, Stop
 from esper.nissa.live.visitors import Visitors
-from esper.nissa.storage.run_directory import MANIFEST_FILE
+from esper.nissa.storage.run_directory import manifest_bytes
 
 __all__ = ["build_app"]
 
@@ -68,8 +70,8 @@ class _Service:
     async def manifest(self, _: Request) -> Response:
         """Return `run.json`."""
         try:
-            data = await anyio.Path(self.run_dir / MANIFEST_FILE).read_bytes()
-        except OSError:
+            data = await anyio.to_thread.run_sync(manifest_bytes, self.run_dir)
+        except UnreadableFileError:
             return PlainTextResponse("this run has no manifest\n", status_code=404)
         return Response(data, media_type="application/json")
 
@@ -92,8 +94,10 @@ async def _pages(page: bytes | None, search: "_Search", request: Request) -> Asy
     """Yield the found events; a client that reads slowly is searched for as slowly."""
     budget = budget_of(request.scope)
     while page is not None:
-        if page:
-            yield page
+        for part in in_parts(page):
+            yield part
+            # Sending does not suspend while the kernel takes everything, or after a reset.
+            await anyio.lowlevel.checkpoint()
         await budget.spend()
         page = await anyio.to_thread.run_sync(search.next_page)
 

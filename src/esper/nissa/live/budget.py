@@ -57,5 +57,4 @@ class ConnectionBudget:
         # Both are charged whichever is exhausted: a client over its own limit uses up the common
         # one, too.
         delay_s = max(self._own.take(now_s, num_units), self.total.take(now_s, num_units))
-        if delay_s > 0.0:
-            await anyio.sleep(delay_s)
+        await anyio.sleep(delay_s)  # suspends in any case: others get their turn

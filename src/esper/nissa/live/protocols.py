@@ -18,8 +18,8 @@ from esper.nissa.live.budget import TokenBucket
 
 __all__ = ["BoundedConnection", "HttpProtocol", "WebSocketProtocol", "cut_off"]
 
-WRITE_BUFFER_BYTES: Final = 16 * 1024
-"""Unsent bytes from which the app waits; it adds one page or one chunk of a file at most."""
+MAX_UNREAD_CLOSE_BYTES: Final = 16 * 1024
+"""Unsent bytes beyond which a client that floods gets no close frame."""
 MAX_WRITE_BUFFER_BYTES: Final = 512 * 1024
 """Unsent bytes of a websocket beyond one message: control frames that the client does not read."""
 REQUEST_GRACE_S: Final = 10.0
@@ -86,7 +86,8 @@ class HttpProtocol(H11Protocol):
         """Register a connection and bound its write buffer."""
         self.unread = UnreadClock()
         self.last_active_s = self.loop.time()
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        # The app goes on when all is sent: a connection holds one message or part of an answer.
+        transport.set_write_buffer_limits(high=0)
         super().connection_made(transport)
 
     @property
@@ -146,7 +147,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             {"type": "websocket.disconnect", "code": code, "reason": FLOOD_REASON}
         )
         self.close_sent = True
-        if self.transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
+        if self.transport.get_write_buffer_size() > MAX_UNREAD_CLOSE_BYTES:
             cut_off(self.transport)
             return
         # Written here: the library would wait for the client's answer among the rest of its flood.

@@ -50,6 +50,7 @@ DRAIN_STALLED_LOOKS: Final = 10
 """Checks without progress (0.5 s) after which the drain at the end of a run gives up."""
 DRAIN_LIMIT_S: Final = 10.0
 """Longest drain at the end of a run, even if clients are still reading."""
+ASYNCIO_LOG: Final = logging.getLogger("asyncio")
 
 
 class _Server(uvicorn.Server):
@@ -262,13 +263,16 @@ async def _run_shielded(server: _Server, listener: socket.socket) -> None:
     # Shielded: cancelling `serve` must not cancel uvicorn, which would drop its clients. It exits
     # on its own after `should_exit` is set.
     loop = asyncio.get_running_loop()
-    previous = loop.get_exception_handler()
+    previous, level = loop.get_exception_handler(), ASYNCIO_LOG.level
     loop.set_exception_handler(_note_quietly)
+    # It would warn of every write to a connection that its client has reset.
+    ASYNCIO_LOG.setLevel(logging.CRITICAL)
     try:
         with anyio.CancelScope(shield=True), listener:
             await server.serve()
     finally:
         loop.set_exception_handler(previous)
+        ASYNCIO_LOG.setLevel(level)
 
 
 def _note_quietly(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""The ends of a log: what a list of runs shows, without reading what is in between."""
+"""The ends of a log: what a list of runs needs of it, without reading the rest."""
 
-import mmap
+import os
 import re
+import stat
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +18,15 @@ TAIL_BYTES: Final = 64 << 20
 """How far back rounds are looked for, which bounds the time for one log."""
 RECENT_ROUNDS: Final = 2
 """Finished rounds whose alarms are read."""
+FIRST_PIECE_BYTES: Final = 4 << 10
+"""Longer than any mark that is searched for."""
+PIECE_BYTES: Final = 256 << 10
+"""Largest part of a log that is held in memory, besides the lines that are returned."""
 
-_WINDOW_BYTES: Final = 1 << 20
-"""How much of a log is searched, and so held in memory, at a time; a multiple of a page."""
 _NEWLINE: Final = b"\n"
-_MAX_ALARM_BYTES: Final = len(b'"severity":"critical"')
 _ALARM: Final = re.compile(rb'"severity":"(?:warning|error|critical)"')
+_ALARM_BYTES: Final = 21
+"""The longest match."""
 
 
 def read_ends(log: Path, num_rounds: int) -> list[bytes]:
@@ -32,65 +36,95 @@ def read_ends(log: Path, num_rounds: int) -> list[bytes]:
     last policy update, and the alarms of the last rounds. What is not a whole line is left out.
     """
     try:
-        with log.open("rb") as file:
-            if log.stat().st_size == 0:  # which cannot be mapped
-                return []
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _read(data, num_rounds)
+        # A pipe without a writer is opened as well, so that it can be refused.
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise UnreadableFileError(log, f"cannot be read: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableFileError(log, "not a regular file")
+        return _read(_Bytes(descriptor, status.st_size), num_rounds)
+    except OSError as error:
+        raise UnreadableFileError(log, f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
 
 
-def _read(data: mmap.mmap, num_rounds: int) -> list[bytes]:
-    end = data.rfind(_NEWLINE) + 1
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """The bytes of a file, searched in pieces.
+
+    Not mapped: a mapped file that is cut meanwhile, as a resume does, ends the process that reads
+    it, and what was read of it counts as the memory of that process.
+    """
+
+    descriptor: int
+    num_bytes: int
+
+    def part(self, start: int, end: int) -> bytes:
+        """Return a part; less of it if the file was cut."""
+        return os.pread(self.descriptor, end - start, start)
+
+    def rfind(self, mark: bytes, floor: int, end: int) -> int:
+        """Return where a mark begins that ends last, between two places; -1 if there is none."""
+        size = FIRST_PIECE_BYTES
+        while end - floor >= len(mark):
+            start = max(floor, end - size)
+            place = self.part(start, end).rfind(mark)
+            if place >= 0:
+                return start + place
+            if start == floor:
+                break
+            # The mark may begin before this piece and end in it.
+            end, size = start + len(mark) - 1, min(2 * size, PIECE_BYTES)
+        return -1
+
+    def line_at(self, start: int) -> bytes | None:
+        """Return the line that begins at a place; None if it has no end or is too long."""
+        line, size = b"", FIRST_PIECE_BYTES
+        while len(line) < MAX_LINE_BYTES:
+            piece = self.part(start + len(line), min(start + len(line) + size, self.num_bytes))
+            if not piece:
+                return None
+            line += piece
+            place = line.find(_NEWLINE, len(line) - len(piece))
+            if place >= 0:
+                return line[:place]
+            size = min(2 * size, PIECE_BYTES)
+        return None
+
+    def start_of_line(self, place: int) -> int:
+        """Return where the line begins to which a place belongs."""
+        return self.rfind(_NEWLINE, 0, place) + 1
+
+
+def _read(data: _Bytes, num_rounds: int) -> list[bytes]:
+    end = data.rfind(_NEWLINE, 0, data.num_bytes) + 1
     if end == 0:
         return []
     floor = max(end - TAIL_BYTES, 0)
     round_ends = _last_of(data, EventType.BATCH_EPOCH_COMPLETED, floor, end, num_rounds)
     updates = _last_of(data, EventType.PPO_UPDATE_COMPLETED, floor, end, 1)
     recent = round_ends[RECENT_ROUNDS] if len(round_ends) > RECENT_ROUNDS else floor
-    starts = {0, _start_of_line(data, end - 1), *round_ends, *updates, *_alarms(data, recent, end)}
-    lines = (data[start : _end_of_line(data, start)] for start in sorted(starts))
-    return [line for line in lines if len(line) < MAX_LINE_BYTES]
+    starts = {0, data.start_of_line(end - 1), *round_ends, *updates, *_alarms(data, recent, end)}
+    lines = map(data.line_at, sorted(starts))
+    return [line for line in lines if line is not None]
 
 
-def _last_of(data: mmap.mmap, event_type: EventType, floor: int, end: int, limit: int) -> list[int]:
+def _last_of(data: _Bytes, event_type: EventType, floor: int, end: int, limit: int) -> list[int]:
     """Return where the last events of a type begin, the last one first."""
     mark = b'{"event_type":"%s"' % event_type.encode()
     found: list[int] = []
-    for start, stop in reversed(_windows(floor, end)):
-        place = min(stop + len(mark) - 1, end)
-        while len(found) < limit and (place := data.rfind(mark, start, place)) >= 0:
-            if place == 0 or data[place - 1 : place] == _NEWLINE:
-                found.append(place)
-        if len(found) == limit:
-            break
-        _release(data, start, stop)
+    while len(found) < limit and (end := data.rfind(mark, floor, end)) >= 0:
+        if end == 0 or data.part(end - 1, end) == _NEWLINE:
+            found.append(end)
     return found
 
 
-def _alarms(data: mmap.mmap, floor: int, end: int) -> Iterator[int]:
-    for start, stop in _windows(floor, end):
-        for match in _ALARM.finditer(data, start, min(stop + _MAX_ALARM_BYTES - 1, end)):
-            yield _start_of_line(data, match.start())
-        _release(data, start, stop)
-
-
-def _windows(floor: int, end: int) -> list[tuple[int, int]]:
-    """Divide a part of a log; all but the first and last boundary are those of pages."""
-    inner = range((floor // _WINDOW_BYTES + 1) * _WINDOW_BYTES, end, _WINDOW_BYTES)
-    return list(pairwise((floor, *inner, end)))
-
-
-def _release(data: mmap.mmap, start: int, stop: int) -> None:
-    """Take a window out of this process's memory; it is read again if it is looked at."""
-    first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
-    data.madvise(mmap.MADV_DONTNEED, first_page, stop - first_page)
-
-
-def _start_of_line(data: mmap.mmap, place: int) -> int:
-    return data.rfind(_NEWLINE, 0, place) + 1
-
-
-def _end_of_line(data: mmap.mmap, start: int) -> int:
-    return data.find(_NEWLINE, start)
+def _alarms(data: _Bytes, floor: int, end: int) -> Iterator[int]:
+    for start in range(floor, end, PIECE_BYTES):
+        # A match may begin in this piece and end in the next one.
+        piece = data.part(start, min(start + PIECE_BYTES + _ALARM_BYTES - 1, end))
+        for match in _ALARM.finditer(piece):
+            yield data.start_of_line(start + match.start())

@@ -18,14 +18,13 @@ from esper.nissa.reading.tailing import LineFilter, follow_file
 from esper.nissa.sinks.contract import Sink, SinkRequest
 from esper.nissa.sinks.registry import SinkSpec, opener_of
 from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
+from esper.nissa.storage.run_directory import SINKS_DIRECTORY, require_own_directories
 
 __all__ = ["Delivery", "open_delivery", "rewind_positions"]
 
 BATCH_EVENTS: Final = 2000
 STORE_S: Final = 1.0
 """Least time between two stores of the position; a killed sink gets what came after it again."""
-POSITIONS: Final = "sinks"
-"""The directory of the positions in the directory of a run."""
 MAX_POSITION_BYTES: Final = 1000
 
 
@@ -94,7 +93,8 @@ class Delivery:
 def open_delivery(log: Path, spec: SinkSpec, *, is_continued: bool) -> Delivery:
     """Open a sink for a log, at its position if it is continued and at the first event if not."""
     run_dir = log.parent
-    position_path = run_dir / POSITIONS / f"{spec.label}.json"
+    require_own_directories(run_dir)
+    position_path = run_dir / SINKS_DIRECTORY / f"{spec.label}.json"
     is_continued = is_continued and position_path.exists()
     next_seq = _read_position(position_path) if is_continued else 0
     request = SinkRequest(
@@ -129,6 +129,6 @@ def _first_event(log: Path) -> TrainingStarted | None:
 
 def rewind_positions(run_dir: Path, next_seq: int) -> None:
     """Take sinks back to the end of a log that a resumed run has cut: what follows is new."""
-    for path in (run_dir / POSITIONS).glob("*.json"):
+    for path in (run_dir / SINKS_DIRECTORY).glob("*.json"):
         if _read_position(path) > next_seq:
             write_atomically(FileSystem(), path, msgspec.json.encode(_Position(next_seq=next_seq)))

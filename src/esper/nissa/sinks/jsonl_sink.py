@@ -3,13 +3,15 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from esper.leyline.errors import UnreadableFileError
 from esper.leyline.telemetry import Event, encode_event
 from esper.nissa.sinks.contract import SinkRequest
 
 __all__ = ["open_sink"]
+
+PIECE_BYTES: Final = 1 << 20
 
 
 class _JsonlSink:
@@ -40,6 +42,18 @@ def open_sink(request: SinkRequest) -> _JsonlSink:
 def _drop_torn_line(path: Path) -> None:
     """Cut off what a sink that was killed has written of a line; it is delivered again."""
     with path.open("rb+") as file:
-        data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)
+        file.truncate(_end_of_lines(file))
         os.fsync(file.fileno())
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Return the length of a file up to its last newline."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(end - PIECE_BYTES, 0)
+        file.seek(start)
+        place = file.read(end - start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        end = start
+    return 0

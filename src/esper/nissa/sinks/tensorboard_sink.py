@@ -18,6 +18,7 @@ from esper.leyline.telemetry import Event
 from esper.leyline.untyped_json import readable_json
 from esper.nissa.sinks.contract import SinkRequest
 from esper.nissa.sinks.fields import Measurement, Measurer, Shape
+from esper.nissa.storage.run_directory import TENSORBOARD_DIRECTORY
 
 __all__ = ["open_sink"]
 
@@ -52,7 +53,7 @@ class _TensorBoardSink:
 
 def open_sink(request: SinkRequest) -> _TensorBoardSink:
     """Open an event file in the directory of the run, or below the one that was named."""
-    directory = request.run_dir / "tensorboard"
+    directory = request.run_dir / TENSORBOARD_DIRECTORY
     if request.target is not None:
         directory = Path(request.target) / request.run_dir.name
     if not request.is_continued and any(directory.glob("events.out.tfevents.*")):

@@ -21,6 +21,7 @@ from esper.nissa.storage.files import (
     FileSystem,
     make_directories,
     read_limited,
+    require_own_directory,
     write_atomically,
 )
 from esper.version import __version__
@@ -28,17 +29,33 @@ from esper.version import __version__
 __all__ = [
     "CHECKPOINTS_DIRECTORY",
     "MANIFEST_FILE",
+    "OWN_DIRECTORIES",
+    "SINKS_DIRECTORY",
+    "TENSORBOARD_DIRECTORY",
     "build_manifest",
     "cpu_model",
     "create_run_directory",
+    "manifest_bytes",
     "new_run_id",
     "put_on_record",
     "read_manifest",
+    "require_own_directories",
     "traces_directory",
 ]
 
 MANIFEST_FILE: Final = "run.json"
 CHECKPOINTS_DIRECTORY: Final = "checkpoints"
+SINKS_DIRECTORY: Final = "sinks"
+"""Positions of the sinks."""
+TENSORBOARD_DIRECTORY: Final = "tensorboard"
+WANDB_DIRECTORY: Final = "wandb"
+OWN_DIRECTORIES: Final = (
+    CHECKPOINTS_DIRECTORY,
+    SINKS_DIRECTORY,
+    TENSORBOARD_DIRECTORY,
+    WANDB_DIRECTORY,
+)
+"""What a run and its sinks write to, beside the run's own files."""
 MAX_MANIFEST_BYTES: Final = 1 << 20
 RECORDED_PACKAGES: Final = ("torch", "numpy", "msgspec", "anyio", "orjson")
 
@@ -97,21 +114,33 @@ def _write_manifest(files: FileSystem, run_dir: Path, manifest: RunManifest) -> 
     write_atomically(files, run_dir / MANIFEST_FILE, readable_json(manifest))
 
 
+def require_own_directories(run_dir: Path) -> None:
+    """Raise ForeignFileError if a directory that a run or a sink of it writes to is a link."""
+    for name in OWN_DIRECTORIES:
+        require_own_directory(run_dir / name)
+
+
 def traces_directory(run_dir: Path, config: ProfilerConfig) -> Path | None:
     """Return the directory of a run's torch traces; None if tracing is off."""
     return run_dir / config.torch_dir if config.torch else None
 
 
 def read_manifest(run_dir: Path) -> RunManifest:
+    """Read and decode `run.json`."""
+    data = manifest_bytes(run_dir)
+    try:
+        return msgspec.json.decode(data, type=RunManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        path = run_dir / MANIFEST_FILE
+        raise UnreadableFileError(path, f"not the manifest of a run: {error}") from None
+
+
+def manifest_bytes(run_dir: Path) -> bytes:
     """Read `run.json`."""
     path = run_dir / MANIFEST_FILE
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
         raise UnreadableFileError(path, "not the manifest of a run: not a regular file")
-    data = read_limited(path, MAX_MANIFEST_BYTES, "manifest of a run")
-    try:
-        return msgspec.json.decode(data, type=RunManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableFileError(path, f"not the manifest of a run: {error}") from None
+    return read_limited(path, MAX_MANIFEST_BYTES, "manifest of a run")
 
 
 def build_manifest(

@@ -104,9 +104,11 @@ class StepTracer:
 
     def _write(self, finished: profile) -> None:
         assert self.directory is not None, "recording without a directory"
+        parts = Path(self.config.torch_dir)
+        if not parts.is_absolute():  # a part of the run's directory
+            for directory in (self.directory, *self.directory.parents)[: len(parts.parts)]:
+                require_own_directory(directory)
         _make_directory(self.directory)
-        if not Path(self.config.torch_dir).is_absolute():  # a part of the run's directory
-            require_own_directory(self.directory)
         path = self.directory / f"{self._place}.json"
         for stale in (path, path.with_suffix(".txt")):
             stale.unlink(missing_ok=True)  # it might be a link to another file

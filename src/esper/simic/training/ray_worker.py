@@ -4,8 +4,9 @@ import os
 from contextlib import ExitStack
 
 from esper.leyline.errors import ContractError
+from esper.leyline.heap import share_one_heap
 from esper.leyline.workers import encode
-from esper.simic.training.assembly.machine import one_thread_per_worker, share_one_heap
+from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.worker_service import WorkerService, start_service
 from esper.tolaria.pulse import Pulse
 from esper.tolaria.ray_cluster import RayCluster

@@ -7,6 +7,7 @@ from typing import TextIO, TypedDict, Unpack
 
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, TelemetryLostError
+from esper.leyline.heap import return_free_memory, share_one_heap
 from esper.leyline.telemetry import Event
 from esper.nissa.bus.hub import TelemetryHub, use_hub
 from esper.nissa.storage.run_directory import traces_directory
@@ -18,8 +19,6 @@ from esper.simic.training.assembly.control_assembly import (
 from esper.simic.training.assembly.engines import build_engine, choose_engine
 from esper.simic.training.assembly.machine import (
     reproducible_math,
-    return_free_memory,
-    share_one_heap,
 )
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run

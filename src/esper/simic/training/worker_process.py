@@ -9,10 +9,10 @@ from functools import partial
 from typing import Final
 
 from esper.leyline.errors import ExitCode, UnreadableMessageError
+from esper.leyline.heap import share_one_heap
 from esper.leyline.workers import WorkerMessage, encode
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
-    share_one_heap,
 )
 from esper.simic.training.worker_service import start_service
 from esper.tolaria.pulse import Pulse

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from esper.leyline.errors import EsperError, InterruptedRunError, UnreadableMessageError
+from esper.leyline.heap import return_free_memory
 from esper.leyline.workers import (
     Answer,
     Beats,
@@ -25,7 +26,6 @@ from esper.leyline.workers import (
 )
 from esper.runtime.tasks import load_task
 from esper.simic.training.assembly.gpu_math import deterministic_gpu_math
-from esper.simic.training.assembly.machine import return_free_memory
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_assembly import build_worker
 from esper.simic.training.assembly.worker_identity import worker_identity

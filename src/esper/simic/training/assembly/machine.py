@@ -1,10 +1,8 @@
 """The machine: its kind for bit-equality comparisons, and torch's threads and memory settings."""
 
-import ctypes
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
 
 import torch
 
@@ -18,12 +16,7 @@ __all__ = [
     "num_lanes_for",
     "one_thread_per_worker",
     "reproducible_math",
-    "return_free_memory",
-    "share_one_heap",
 ]
-
-_M_ARENA_MAX: Final = -8
-"""From glibc's malloc.h."""
 
 
 def compile_mode_for(asked: CompileMode, device: torch.device) -> CompileMode:
@@ -79,22 +72,3 @@ def _warm_up_math() -> None:
     ones = torch.ones(8)
     for operation in (torch.exp, torch.log, torch.tanh, torch.sigmoid, torch.sqrt, torch.erf):
         operation(ones)
-
-
-def share_one_heap() -> None:
-    """Make threads that start from now on share one malloc arena, if the C library is glibc.
-
-    By default each thread has its own arena and retains freed memory, so that every lane and the
-    control thread hold their peak of activations. Tensors are few and large: the cost of the shared
-    lock is not measurable, and reused memory causes fewer page faults.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
-
-
-def return_free_memory() -> None:
-    """Return freed memory to the system, if the C library is glibc."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)

@@ -18,12 +18,12 @@ from esper.nissa.reading.run_lookup import (
     manifest_of,
     run_directories,
 )
-from esper.nissa.storage.files import require_own_directory
 from esper.nissa.storage.journal import LogClaim, apply_cut, claim_run, plan_cut
 from esper.nissa.storage.run_directory import (
     CHECKPOINTS_DIRECTORY,
     put_on_record,
     read_manifest,
+    require_own_directories,
 )
 from esper.runtime.tasks import all_tasks, tasks_for
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore, read_checkpoint
@@ -234,11 +234,10 @@ def reopen_run(loaded: LoadedRun, job: Job) -> OpenedRun:
 def _rewind(run_dir: Path, loaded: LoadedRun, claim: LogClaim) -> int:
     """Rewind checkpoints and log; return the number of events that were cut off."""
     header = loaded.header
-    directory = run_dir / CHECKPOINTS_DIRECTORY
-    require_own_directory(directory)
+    require_own_directories(run_dir)
     cut = plan_cut(claim.path, header.log_seq)
     check_agreement(loaded.path, header, claim.path, cut)
-    store = CheckpointStore(directory)
+    store = CheckpointStore(run_dir / CHECKPOINTS_DIRECTORY)
     store.adopt(loaded.path, header.state.rounds_completed)
     later = store.set_aside(header.state.rounds_completed)
     try:
