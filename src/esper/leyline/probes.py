@@ -163,6 +163,15 @@ _LEARNER: Final[ProbeSettings] = {
 }
 """A small policy and many short episodes."""
 
+_EXPLORING: Final[ProbeSettings] = {
+    **_LEARNER,
+    # Where most plantings cost, a policy gives up planting, or all blueprints but one, before it
+    # has tried them at the right step. Advantages have a deviation of 1: only a bonus of that order
+    # keeps them alive.
+    "entropy_coef_start": 0.3,
+}
+"""The same for probes in which most plantings cost."""
+
 _FINAL_ACCURACY: Final[ProbeSettings] = {
     "reward_mode": "simplified",
     "reward": {
@@ -198,7 +207,7 @@ _DISCOUNT: Final = Probe(
     # Nothing shows before age 5, so that a seed planted after step 6 cannot pay in part.
     host=ProbeHostSpec(start_pct=30.0, end_pct=30.0, gain_pp=(30.0,), shows_at_age=5),
     settings={
-        **_LEARNER,
+        **_EXPLORING,
         "reward_mode": "simplified",
         "reward": {
             "disable_pbrs": True,
@@ -207,9 +216,6 @@ _DISCOUNT: Final = Probe(
         },
         "gamma": 0.8,
         "max_epochs": 12,
-        # Planting costs in most steps. Advantages have a deviation of 1, so that only a bonus of
-        # that order keeps the policy from giving up planting before it has tried the right steps.
-        "entropy_coef_start": 0.3,
         "lifecycle": _lifecycle(min_prune_age_steps=_NEVER_LEGAL),
     },
 )
@@ -249,8 +255,10 @@ _CONTEXT: Final = Probe(
         wrong_pp=-30.0,
     ),
     settings={
-        **_LEARNER,
+        **_EXPLORING,
         **_FINAL_ACCURACY,
+        # At 0.003 some policies keep one blueprint alone before they wait for the cue.
+        "lr": 2e-3,
         "max_epochs": 12,
         "lifecycle": _lifecycle(min_prune_age_steps=_NEVER_LEGAL),
     },
@@ -287,7 +295,7 @@ _PATIENCE: Final = Probe(
         early_pp=-20.0,
     ),
     settings={
-        **_LEARNER,
+        **_EXPLORING,
         **_FINAL_ACCURACY,
         "max_epochs": 16,
         "lifecycle": _lifecycle(min_prune_age_steps=_NEVER_LEGAL),

@@ -3,6 +3,7 @@
 import math
 from dataclasses import fields, replace
 
+import msgspec
 import pytest
 import torch
 from tests.simic.agent.rollouts import (
@@ -112,6 +113,17 @@ def test_log_ratio_is_zero_before_the_first_optimizer_step(
     assert bool((differences[is_single] == 0.0).all())
 
 
+def test_log_ratio_of_a_vetoed_op_is_zero_too() -> None:
+    # The heads were sampled under the op that was chosen, whatever took effect in its place.
+    agent = small_agent()
+    play_round(agent, rollbacks=ROLLBACKS)
+    rows = agent.buffer.batch()
+    assert int((rows.actions[..., -1] != Op.WAIT).sum()) > 10
+    rows.effective_ops.fill_(Op.WAIT)
+
+    assert float(log_ratios(agent, prepared(agent))[rows.valid].abs().max()) <= 1e-5
+
+
 def test_log_ratio_is_zero_for_each_minibatch_of_rows() -> None:
     agent = small_agent()
     play_round(agent, rollbacks=ROLLBACKS)
@@ -152,6 +164,26 @@ def test_kl_breach_leaves_weights_and_optimizer_bit_identical() -> None:
     assert trace.kl_divergence > 1.5 * agent.config.target_kl
     assert are_equal(before, weights_of(agent))
     assert agent.optimizer.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize(("share", "is_stopped"), [(1.45, False), (1.55, True)])
+def test_kl_stops_the_update_from_one_and_a_half_times_its_target_on(
+    share: float, is_stopped: bool
+) -> None:
+    agent = small_agent(num_epochs=1, num_minibatches=1)
+    play_round(agent)
+    batch = prepared(agent)
+    shift = 0.3 * torch.randn(batch.old_log_probs.shape, generator=generator(3))
+    batch = replace(batch, old_log_probs=batch.old_log_probs + shift)
+    with torch.no_grad():
+        evaluation = ppo_update.evaluate_actions(agent.network, batch)
+    kl = ppo_update.compute_ratios(evaluation.log_probs, batch).kl_divergence.item()
+    agent.config = msgspec.structs.replace(agent.config, target_kl=kl / share)
+
+    trace = run(agent, batch)
+
+    assert trace.kl_stop_epoch == (0 if is_stopped else None)
+    assert trace.num_optimizer_steps == (0 if is_stopped else 1)
 
 
 def test_kl_stop_ends_the_update_between_two_steps() -> None:
@@ -255,6 +287,7 @@ def decisions_of(agent: PPOAgent) -> list[tuple[int, int, list[int]]]:
 def test_policy_loss_and_kl_are_means_over_decisions() -> None:
     agent = small_agent()
     play_round(agent, rollbacks=ROLLBACKS)
+    agent.buffer.batch().is_forced[:2, :4] = True  # no decisions, as nothing could be decided
     batch = prepared(agent)
     shift = 0.5 * torch.randn(batch.old_log_probs.shape, generator=generator(3))
     batch = replace(batch, old_log_probs=batch.old_log_probs + shift)

@@ -37,6 +37,13 @@ def test_code_and_data_that_results_depend_on_change_the_version(
     assert digest_of_package(copied, TORCH) != code_version()
 
 
+def test_code_of_the_same_length_changes_the_version_too(copied: Path) -> None:
+    path = copied / "simic" / "rewards" / "sparse.py"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + b"#" + content[-1:])
+    assert digest_of_package(copied, TORCH) != code_version()
+
+
 def test_a_renamed_module_and_another_torch_change_the_version(copied: Path) -> None:
     assert digest_of_package(copied, "0.0") != code_version()
     (copied / "tamiyo" / "masks.py").rename(copied / "tamiyo" / "other.py")

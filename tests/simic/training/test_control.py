@@ -16,9 +16,11 @@ from tests.simic.training.builders import (
     loss_scheme,
     make_control,
     rolled_back,
+    small_policy,
     wait_control,
 )
 from tests.tamiyo.states import SLOTS
+from torch import Tensor
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, Blueprint, Op
 from esper.leyline.errors import ContractError
@@ -26,7 +28,9 @@ from esper.leyline.payloads import EnvFailed, EpisodeOutcome, GovernorRollback, 
 from esper.leyline.reports import EpisodeStatus
 from esper.leyline.rewards import EpisodeEnd
 from esper.leyline.stages import Stage
+from esper.simic.agent import ppo_update
 from esper.simic.agent.gae import discounted_returns
+from esper.simic.agent.ppo_update import Ratios, UpdateBatch
 from esper.simic.normalizers import RewardNormalizer
 from esper.simic.training.round_tally import RoundTally
 from esper.tamiyo.features import ActionFeedback
@@ -436,6 +440,35 @@ def test_learning_takes_the_finished_round_and_empties_the_rollout() -> None:
     assert result.reward_scale > 0
     assert result.update_ms > 0
     assert play.control.learner.agent.buffer.num_rows == 0
+
+
+def test_ratios_are_one_before_the_first_step_of_every_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever changes from round to round must not change between a rollout and its update."""
+    compute, found = ppo_update.compute_ratios, []
+
+    def noting(log_probs: Tensor, batch: UpdateBatch) -> Ratios:
+        found.append((compute(log_probs, batch).joint, batch.is_decision))
+        return compute(log_probs, batch)
+
+    monkeypatch.setattr(ppo_update, "compute_ratios", noting)
+    policy = small_policy(lr=0.01, num_minibatches=1, total_updates=3, floor_end=0.05)
+    control = make_control(policy)
+    mixtures = []
+    for round_index in range(3):
+        control.begin_round(round_index)
+        play = Play(control, round_index=round_index)
+        for step in range(NUM_STEPS):
+            play.step(deltas=deltas_at(step), panics={1} if step == 2 else ())
+        mixtures.append(policy.agent.network.space.mixtures.clone())
+        control.learn()
+
+    assert len(found) == 3
+    for joint, is_decision in found:
+        assert int(is_decision.sum()) > 10
+        torch.testing.assert_close(joint, torch.ones_like(joint), atol=3e-5, rtol=0)
+    assert bool((mixtures[0] > mixtures[1]).all() and (mixtures[1] > mixtures[2]).all())
 
 
 def test_the_scale_of_rewards_is_learned_from_what_was_paid_alone() -> None:
