@@ -146,6 +146,7 @@ class Candidate:
         """Take one optimizer step."""
         self.optimizer.zero_grad()
         OBJECTIVES[self.objective](self.slot, at)
+        self.slot.record_birth()
         _step(self.optimizer)
 
     def finish_pass(self, host: SegmentedHost, batch: Batch) -> None:

@@ -9,7 +9,7 @@ choice of learning rates, best difference first. Runs are kept in `--out` and ar
 import argparse
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,7 @@ __all__ = ["RECIPES", "Recipe", "Result", "job_of", "main", "measure", "summary"
 FLOP_SAMPLES: Final = 2
 """Norms reject one sample in training mode."""
 COSINE: Final[Settings] = {"host_schedule": {"curve": "cosine"}}
+REWARMED: Final[Settings] = {"host_schedule": {"rewarmup_steps": 3}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,53 @@ class Recipe:
 
 _HEAVY: Final = (Blueprint.CONV_HEAVY,) * 3
 _LIGHT: Final = (Blueprint.CONV_LIGHT,) * 3
+
+_CHANGES: Final[Mapping[str, Settings]] = {
+    "": {},
+    ", cosine": COSINE,
+    ", warm-up 3": {"host_schedule": {"warmup_steps": 3}},
+    ", re-warm-up 3": REWARMED,
+    ", host_lr 0.03": {"host_lr": 0.03},
+    ", host_lr 0.05": {"host_lr": 0.05},
+    ", cosine, host_lr 0.03": {**COSINE, "host_lr": 0.03},
+    ", re-warm-up 3, host_lr 0.03": {**REWARMED, "host_lr": 0.03},
+}
+_FASHION: Final = {
+    (Blueprint.CONV_HEAVY, 2): {
+        "": (0.05, 0.1, 0.2, 0.4, 0.8),
+        ", cosine": (0.05, 0.1, 0.2),
+        ", warm-up 3": (0.05,),
+        ", re-warm-up 3": (0.05, 0.1, 0.4),
+        ", host_lr 0.03": (0.05, 0.1, 0.2),
+        ", host_lr 0.05": (0.1,),
+        ", cosine, host_lr 0.03": (0.1, 0.2),
+        ", re-warm-up 3, host_lr 0.03": (0.1,),
+    },
+    (Blueprint.CONV_HEAVY, 1): {"": (0.05, 0.1)},
+    (Blueprint.CONV_HEAVY, 4): {"": (0.1,)},
+    (Blueprint.CONV_LIGHT, 2): {
+        "": (0.1, 0.2),
+        ", cosine": (0.2,),
+        ", host_lr 0.03": (0.1,),
+    },
+    (Blueprint.BOTTLENECK, 2): {"": (0.1,)},
+    ("widen", 2): {"": (0.1,)},
+    ("grad_max", 2): {"": (0.1,)},
+}
+"""Rates of the seeds by blueprint, first step and change of settings."""
+
+
+def _tried_on_fashion() -> Iterator[Recipe]:
+    for (blueprint, start), choices in _FASHION.items():
+        for label, rates in choices.items():
+            for seed_lr in rates:
+                yield Recipe(
+                    name=f"{blueprint} from step {start}, seed_lr {seed_lr}{label}",
+                    start=start,
+                    blueprints=(blueprint,) * 3,
+                    settings={**_CHANGES[label], "seed_lr": seed_lr},
+                )
+
 
 RECIPES: Final[Mapping[str, tuple[Recipe, ...]]] = {
     "schedules": (
@@ -90,27 +138,22 @@ RECIPES: Final[Mapping[str, tuple[Recipe, ...]]] = {
         Recipe(
             name=f"{label}, seed_lr {seed_lr}",
             start=2,
-            blueprints=_LIGHT,
+            blueprints=_HEAVY,
+            isolation=isolation,
             settings={**schedule, "seed_lr": seed_lr},
         )
-        for label, schedule in (
-            ("constant", {}),
-            ("cosine", COSINE),
-            ("warm-up 3", {"host_schedule": {"warmup_steps": 3}}),
-            ("re-warm-up 3", {"host_schedule": {"rewarmup_steps": 3}}),
+        for label, schedule, isolation, seed_lr in (
+            ("constant", {}, 1, 0.005),
+            ("constant", {}, 1, 0.02),
+            ("constant", {}, 1, 0.05),
+            ("cosine", COSINE, 1, 0.02),
+            ("warm-up 3", {"host_schedule": {"warmup_steps": 3}}, 1, 0.02),
+            ("re-warm-up 3", REWARMED, 1, 0.02),
+            ("constant, 5 passes alone", {}, 5, 0.005),
+            ("constant, 5 passes alone", {}, 5, 0.02),
         )
-        for seed_lr in (0.005, 0.02, 0.05)
     ),
-    "heavy": tuple(
-        Recipe(
-            name=f"conv_heavy from step {start}, seed_lr {seed_lr}",
-            start=start,
-            blueprints=_HEAVY,
-            settings={"seed_lr": seed_lr},
-        )
-        for start in (0, 2)
-        for seed_lr in (0.02, 0.05)
-    ),
+    "fashion": tuple(_tried_on_fashion()),
 }
 """What `--set` chooses from."""
 

@@ -1,5 +1,6 @@
 """The page about networks of one's own, followed by the letter."""
 
+import ast
 import json
 import os
 import re
@@ -17,6 +18,8 @@ from esper.nissa.analysis.validation import validate_run
 from esper.simic.training.checkpoints.grown import read_grown_header
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "your_own_network.md"
+TORCH = ("import torch", "from torch ")
+"""How the imports of a network begin."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,16 @@ def run_script(directory: Path, name: str) -> subprocess.CompletedProcess[str]:
         timeout=110,
         check=False,
     )
+
+
+def test_page_takes_a_plain_network_to_a_run_in_twenty_lines(directory: Path) -> None:
+    tree = ast.parse((directory / "my_network.py").read_text(encoding="utf-8"))
+    network = [part for part in tree.body if isinstance(part, ast.ClassDef)]
+    assert "esper" not in "".join(map(ast.unparse, network))
+
+    rest = [part for part in tree.body if part not in network]
+    added = [part for part in rest if not ast.unparse(part).startswith(TORCH)]
+    assert sum((part.end_lineno or 0) - part.lineno + 1 for part in added) <= 20
 
 
 def test_documented_network_grows_and_is_loaded_again(

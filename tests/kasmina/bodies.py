@@ -60,7 +60,7 @@ def plant(
     slot: SeedSlot,
     stage: Stage = Stage.GERMINATED,
     *,
-    blueprint: Blueprint = Blueprint.NORM,
+    blueprint: str = Blueprint.NORM,
     style: Style = Style.SIGMOID_ADD,
     seed_id: str = "s0",
 ) -> None:

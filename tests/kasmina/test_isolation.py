@@ -138,17 +138,20 @@ LIFE = msgspec.structs.replace(
 
 
 @styles
+@pytest.mark.parametrize("tempo", Tempo)
 @pytest.mark.parametrize("curve", CurveChoice)
-def test_no_pass_of_a_living_seed_is_without_gradient(style: Style, curve: CurveChoice) -> None:
-    tempo = tuple(Tempo)[(style + curve) % len(Tempo)]
-    # Both kinds of host, and seeds that advance by themselves as well as by order, in turn.
-    topology = tuple(Topology)[(style + tempo + curve) % 2]
+def test_no_pass_of_a_living_seed_is_without_gradient(
+    style: Style, tempo: Tempo, curve: CurveChoice
+) -> None:
+    turn = style + len(Style) * (tempo + len(Tempo) * curve)
+    # All blueprints, and seeds that advance by themselves as well as by order, in turn.
+    topology, blueprint = SEEDED[turn % len(SEEDED)]
     model = grown(SPECS[topology])
     cast(SegmentedHost, model.host).set_dropout_generator(generator())
     slot = next(model.all_slots())
-    slot.rules = LIFE if (tempo + curve) % 2 else EAGER
+    slot.rules = LIFE if turn // len(SEEDED) % 2 else EAGER
     request = GerminationRequest(
-        seed_id="s", blueprint=BLUEPRINT[topology], style=style, tempo_steps=tempo.steps
+        seed_id="s", blueprint=blueprint, style=style, tempo_steps=tempo.steps
     )
     granted(slot.germinate(request, generator()))
     expect_gradient(model, slot, topology)

@@ -1,20 +1,22 @@
 """A seed in isolation is tried after each pass, and keeps what helps."""
 
 import copy
+from typing import cast
 
 import pytest
 import torch
-from tests.kasmina.bodies import BLUEPRINT, SPECS, batch, disturb, grown, plant
+from tests.kasmina.bodies import BLUEPRINT, SPECS, batch, disturb, generator, grown, plant
 from tests.kasmina.tools import has_same_bits, has_same_state
 from torch.nn import functional
 
+from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.trial import SHARES, keep_what_helps
 from esper.leyline.actions import Style, Topology
 from esper.leyline.stages import Stage
 from esper.runtime.batches import Batch
-from esper.simic.training.batch_ops import try_seeds
+from esper.simic.training.batch_ops import backpropagate, try_seeds
 
 HARMFUL = {Topology.CNN: 1, Topology.TRANSFORMER: 3}
 """Random directions in which a seed raises the loss, with every style."""
@@ -114,6 +116,26 @@ def test_network_without_a_seed_in_isolation_is_not_tried() -> None:
     plant(first(model), Stage.HOLDING)
 
     assert try_seeds(model, [batch(Topology.CNN, 1)]) == 0
+
+
+@pytest.mark.parametrize("topology", Topology)
+def test_seed_that_fits_itself_to_its_first_batch_goes_back_to_the_fitted_weights(
+    topology: Topology,
+) -> None:
+    model = grown(SPECS[topology])
+    cast(SegmentedHost, model.host).set_dropout_generator(generator())
+    slot = first(model)
+    plant(slot, Stage.TRAINING, blueprint="grad_max")
+    born = slot.weights()
+    backpropagate(model.train(), batch(topology, 1))
+    fitted = slot.weights()
+    assert not all(map(has_same_bits, born, fitted))
+    disturb(slot)
+    backpropagate(model, batch(topology, 2))
+
+    found = keep_best_of(slot, (1.0,) * len(SHARES), 0.5)
+
+    assert all(map(has_same_bits, found, fitted))
 
 
 def test_weights_at_birth_survive_a_restored_state() -> None:

@@ -62,8 +62,9 @@ class SeedSlot(SlotOperations, nn.Module):
         # Alpha as a tensor on the features' device, built on first use and dropped with every new
         # state: a copy from the host per batch would synchronize a GPU.
         self._alpha: Tensor | None = None
-        # The seed's parameters as they were built, which make it the identity.
+        # The seed's parameters before its first step, which make it the identity.
         self._birth: list[Tensor] = []
+        self._is_newborn = False
         self.register_module("seed", None)
         self.register_module("gate", None)
 
@@ -129,6 +130,7 @@ class SeedSlot(SlotOperations, nn.Module):
             # Built before the state is set: a blueprint that does not fit raises here, and the slot
             # is still empty.
             self._plant(self._build(outcome.state, generator, device))
+            self._is_newborn = True
         return self.commit(outcome)
 
     def apply_outcome(self, outcome: Transition) -> tuple[Payload, ...]:
@@ -160,6 +162,14 @@ class SeedSlot(SlotOperations, nn.Module):
     def weights(self) -> list[Tensor]:
         """Return a copy of the parameters of the seed and its gate network."""
         return [parameter.detach().clone() for parameter in self.seed_parameters()]
+
+    def record_birth(self) -> None:
+        """Record the weights between a new seed's first batch and its first step.
+
+        Some seeds fit themselves to that batch; what they learn begins there.
+        """
+        if self._is_newborn:
+            self._birth, self._is_newborn = self.weights(), False
 
     @torch.no_grad()
     def set_weights_between(self, learned: Iterable[Tensor], share: Tensor) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.builders.probe_jobs import probe_job
 from tests.builders.tiny_runs import tiny_job, tiny_run
-from tests.builders.tiny_tasks import TINY_FAMILY
+from tests.builders.tiny_tasks import IMAGE_SIZES, TINY_FAMILY
 from tests.simic.training.runs import last_checkpoint
 
 from esper.leyline.comparison import ArmRun
@@ -17,6 +17,7 @@ from esper.leyline.errors import UsageError
 from esper.scripts.train import main as esper_train
 from esper.simic.evaluation.arm_run import YOKE_OFFSET, run_arm
 from esper.simic.evaluation.arms import Arm, ArmKind, parse_arms
+from esper.simic.evaluation.flops import FlopMeter, TargetCost
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.tolaria.stopping import StopFlag
 
@@ -163,3 +164,17 @@ def test_command_compares_a_schedule_on_a_probe(
     waiting = next(arm for arm in report["arms"] if arm["arm"] == "wait")
     # The host alone stays at 40 %.
     assert waiting["task_return"]["value"] == pytest.approx(1.2)
+
+
+def test_flops_of_an_arm_have_the_trials_of_its_seeds(
+    job: Job, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_trials(*_: object) -> TargetCost:
+        return TargetCost(train=0.0, trial=1.0)
+
+    monkeypatch.setattr(FlopMeter, "per_target", only_trials)
+
+    run = run_of(job, f"schedule:{plan}")
+
+    # One pass in TRAINING, and one before the ramp; the trial looks at the whole of these passes.
+    assert [env.train_flops for env in run.envs] == [2 * IMAGE_SIZES["train"]] * len(run.envs)

@@ -9,13 +9,14 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tests.kasmina.bodies import SPECS, disturb, grown, plant
 from torch import Tensor, nn
 
 import esper
-from esper.kasmina.blueprints import SEEDS
+from esper.kasmina.blueprints import OPTIONAL_SEEDS, SEEDS
 from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.exporting import ExportFormat
 from esper.leyline.stages import LifecycleRules, Stage
@@ -58,8 +59,11 @@ FOREIGN = ModuleHostSpec(
     factory=f"{__name__}:Foreign", after=("stem", "body"), sample_shape=(3, 8, 8), num_classes=4
 )
 HOSTS: dict[str, HostSpec] = {
-    "cnn": SPECS[Topology.CNN],
-    "transformer": SPECS[Topology.TRANSFORMER],
+    # With a slot for each blueprint.
+    "cnn": msgspec.structs.replace(SPECS[Topology.CNN], image_size=16, num_blocks=5, num_pools=4),
+    "transformer": msgspec.structs.replace(
+        SPECS[Topology.TRANSFORMER], num_layers=9, num_segments=9
+    ),
     "foreign": FOREIGN,
 }
 
@@ -73,7 +77,7 @@ def stored_inputs(spec: HostSpec) -> Tensor:
     return torch.randint(256, (NUM_SAMPLES, *spec.sample_shape), generator=source).float()
 
 
-def write_network(spec: HostSpec, path: Path, blueprints: list[Blueprint]) -> None:
+def write_network(spec: HostSpec, path: Path, blueprints: list[str]) -> None:
     """Write a network with a seed in each slot, of every style in turn, away from the identity."""
     model = grown(spec)
     for index, slot in enumerate(model.all_slots()):
@@ -150,7 +154,9 @@ print(json.dumps(sorted(sys.modules)))
 def export_host(spec: HostSpec, folder: Path) -> Tensor:
     """Export a network in every format; return what it computes itself."""
     path = folder / "grown.pt"
-    blueprints = [each for each in SEEDS[spec.topology] if each is not Blueprint.NOOP]
+    known = (*SEEDS[spec.topology], *OPTIONAL_SEEDS[spec.topology])
+    blueprints = [each for each in known if each is not Blueprint.NOOP]
+    assert spec is FOREIGN or len(spec.slot_ids) == len(blueprints)
     write_network(spec, path, blueprints)
     torch.save(stored_inputs(spec), folder / "inputs.pt")
     for form in ExportFormat:

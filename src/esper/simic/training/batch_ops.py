@@ -123,6 +123,7 @@ def backpropagate(
             continue
         side_loss = _loss_switched_on(model, incubation, batch.targets, autocast)
         scale(side_loss).backward(inputs=parameters)  # type: ignore[no-untyped-call]
+        incubation.slot.record_birth()
     return loss, correct
 
 
