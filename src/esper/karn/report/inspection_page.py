@@ -14,9 +14,9 @@ def inspection_page(report: InspectionReport) -> str:
     """Return a page that shows an inspection, with plotly's script embedded."""
     setting = (
         f"{report.policy} on {report.task}, greedy actions: {len(report.seeds)} seeds of "
-        f"{report.num_envs} envs, {report.num_decisions} decisions with a seed to judge. Evidence "
-        "is turned around for the policy's input only: contributions change their sign, accuracies "
-        "are mirrored at 50 %, healthy gradients are shown as vanished."
+        f"{report.num_envs} envs, {report.num_decisions} decisions in which a measured seed could "
+        "be pruned. Evidence is turned around for the policy's input only: contributions change "
+        "their sign, accuracies are mirrored at 50 %, healthy gradients are shown as vanished."
     )
     sabotage = report.sabotage
     body = (
