@@ -14,7 +14,7 @@ class OpShift(msgspec.Struct, frozen=True, kw_only=True):
     """`contribution`, `accuracy` or `gradient`."""
     op: str
     as_seen: float
-    """Mean probability, over all decisions with a seed that can be judged."""
+    """Mean probability, over all decisions in which a measured seed could be pruned."""
     flipped: float
 
     @property
@@ -29,6 +29,8 @@ class SabotageFigures(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     window: int
     """Steps within which a prune counts."""
+    min_worth_pp: float
+    """Contribution from which on a seed is scrambled."""
     num_sabotaged: int
     num_intact: int
     pruned_sabotaged: float
@@ -47,6 +49,6 @@ class InspectionReport(msgspec.Struct, frozen=True, kw_only=True):
     num_envs: int
     """Per seed."""
     num_decisions: int
-    """With a seed that can be judged."""
+    """In which a measured seed could be pruned."""
     shifts: tuple[OpShift, ...]
     sabotage: SabotageFigures

@@ -36,7 +36,7 @@ def add_inspect_flags(parser: ArgumentParser) -> None:
         type=int,
         default=DEFAULT_SABOTAGE_STEP,
         metavar="N",
-        help="first step in which a seed may be scrambled (default: %(default)s)",
+        help=f"first step in which a seed may be scrambled (default: {DEFAULT_SABOTAGE_STEP})",
     )
     parser.add_argument(
         "--html", metavar="FILE", help="write an HTML report with a plot (default: none)"
@@ -77,7 +77,7 @@ def _print_report(report: InspectionReport) -> None:
     print(
         printable(
             f"{report.policy} on {report.task}: {len(report.seeds)} seeds of {report.num_envs} "
-            f"envs, {report.num_decisions} decisions with a seed to judge"
+            f"envs, {report.num_decisions} decisions in which a measured seed could be pruned"
         )
     )
     print_table(shifts_table(report))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tests.builders.messages import make_report, make_signals
@@ -16,14 +17,16 @@ from tests.tamiyo.controllers.situations import evidence_of
 
 from esper.leyline.actions import Op
 from esper.leyline.errors import UsageError
+from esper.leyline.legality import ActionRules
 from esper.leyline.messages import EnvEvidence
 from esper.leyline.reports import GradientReading
-from esper.leyline.schedules import ThresholdRule
+from esper.leyline.schedules import Schedule, ThresholdRule
 from esper.leyline.stages import Stage
 from esper.scripts.train import main as esper_train
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
 from esper.simic.evaluation.inspected_policy import FLIPS, InspectedPolicy
 from esper.simic.evaluation.inspection import inspect_policy, sabotage_figures
+from esper.simic.training import sabotage
 from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
@@ -66,9 +69,11 @@ def played(setup: RunSetup) -> EvaluationRound:
 # --- Sabotage ------------------------------------------------------------------------------------
 
 
-def judged_probe(directory: Path, sabotage_step: int | None) -> RunSetup:
-    """Return envs in which every seed adds 5 points, decided by a rule that prunes what harms."""
-    job = probe_job("rent", directory, n_envs=6)
+def judged_probe(
+    directory: Path, sabotage_step: int | None, name: str = "rent", num_envs: int = 6
+) -> RunSetup:
+    """Return envs decided by a rule that prunes what harms; in `rent` a seed adds 5 points."""
+    job = probe_job(name, directory, n_envs=num_envs)
     setup = prepare_run(job, "wait", None, StopFlag(), parts=RunParts())
     return replace(
         setup,
@@ -91,6 +96,22 @@ def test_rule_that_prunes_what_harms_prunes_every_sabotaged_seed_and_no_other(
     assert (figures.difference.low, figures.difference.high) == (1.0, 1.0)
 
 
+def test_duds_are_no_targets_as_they_are_pruned_without_sabotage_too(tmp_path: Path) -> None:
+    setup = judged_probe(tmp_path, 4, "lottery", num_envs=16)
+    done = played(setup)
+    has_dud = ["prune" in ops_of(done.actions[env_id]) for env_id in range(0, 16, 2)]
+    assert any(has_dud)
+
+    figures = sabotage_figures([done], setup, 4)
+
+    assert figures.num_intact == has_dud.count(False) > 0
+    assert (figures.pruned_sabotaged, figures.pruned_intact) == (1.0, 0.0)
+
+
+def ops_of(actions: Schedule) -> list[str]:
+    return [action.op for action in actions]
+
+
 def test_without_sabotage_nothing_is_pruned(tmp_path: Path) -> None:
     setup = judged_probe(tmp_path, None)
 
@@ -100,7 +121,11 @@ def test_without_sabotage_nothing_is_pruned(tmp_path: Path) -> None:
     assert figures.difference is None
 
 
-def test_sabotaged_network_is_disturbed_and_its_neighbours_are_not(tmp_path: Path) -> None:
+def test_sabotaged_network_is_disturbed_and_its_neighbours_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No seed is useful in a run as short as this one.
+    monkeypatch.setattr(sabotage, "MIN_WORTH_PP", -100.0)
     job = tiny_job(tmp_path, n_envs=2, max_epochs=STEPS, lifecycle=QUICK)
     rounds = {}
     for step in (None, 5):
@@ -185,6 +210,32 @@ def test_inspection_changes_no_decision(checkpoint: Path) -> None:
 
     assert played(replace(setup, controller=inspector)).actions == played(plain).actions
     assert inspector.num_decisions > 0
+
+
+def test_decisions_in_which_no_seed_can_be_pruned_do_not_count(checkpoint: Path) -> None:
+    inspector, setup = inspected(checkpoint)
+    rules = setup.worker.rules
+    unprunable = msgspec.structs.replace(rules.lifecycle, min_prune_age_steps=10_000)
+    never = msgspec.structs.replace(rules, lifecycle=unprunable)
+
+    inspector.choose(situation_of(inspector, setup, never))
+    assert inspector.num_decisions == 0
+
+    inspector.choose(situation_of(inspector, setup, rules))
+    assert inspector.num_decisions == setup.job.training.n_envs
+
+
+def situation_of(inspector: InspectedPolicy, setup: RunSetup, rules: ActionRules) -> Situation:
+    """Return the same env with a measured seed, as often as the setup has envs."""
+    envs = (evidence_with_a_seed(),) * setup.job.training.n_envs
+    signals, reports = [env.signals for env in envs], [env.reports for env in envs]
+    return Situation(
+        round=0,
+        step=3,
+        observations=inspector.extractor.observe(signals, reports, [ActionFeedback()] * len(envs)),
+        masks=ActionMasker(rules).masks(reports),
+        envs=envs,
+    )
 
 
 def test_probabilities_of_all_ops_sum_to_one(checkpoint: Path) -> None:

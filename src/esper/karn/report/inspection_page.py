@@ -14,18 +14,19 @@ def inspection_page(report: InspectionReport) -> str:
     """Return a page that shows an inspection, with plotly's script embedded."""
     setting = (
         f"{report.policy} on {report.task}, greedy actions: {len(report.seeds)} seeds of "
-        f"{report.num_envs} envs, {report.num_decisions} decisions with a seed to judge. Evidence "
-        "is turned around for the policy's input only: contributions change their sign, accuracies "
-        "are mirrored at 50 %, healthy gradients are shown as vanished."
+        f"{report.num_envs} envs, {report.num_decisions} decisions in which a measured seed could "
+        "be pruned. Evidence is turned around for the policy's input only: contributions change "
+        "their sign, accuracies are mirrored at 50 %, healthy gradients are shown as vanished."
     )
     sabotage = report.sabotage
     body = (
         f"<p>{escape(setting)}</p>"
         f"{html_table('Probability of each op', shifts_table(report))}"
         '<div class="plot" id="shifts"></div>'
-        "<h2>Sabotage</h2><p>In every second env the weights of the first seed that could be "
-        f"pruned from step {sabotage.first_step} on are put into a random order. Shares of the "
-        f"seeds that the policy prunes within {sabotage.window} steps.</p>"
+        "<h2>Sabotage</h2><p>In every second env the weights of the first useful seed that could "
+        f"be pruned from step {sabotage.first_step} on are put into a random order: one that "
+        f"contributes {sabotage.min_worth_pp:g} points or more. Shares of these seeds, and of "
+        f"those in the other envs, that the policy prunes within {sabotage.window} steps.</p>"
         f"{html_table('Pruned', sabotage_table(report))}"
     )
     return report_page("What the policy acts on", body, [_shifts_plot(report)])

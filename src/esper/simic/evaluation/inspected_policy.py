@@ -103,9 +103,11 @@ class InspectedPolicy(PolicyController):
 
     def choose(self, situation: Situation) -> Choice:
         """Decide as the policy does, after noting what it would have done."""
-        rows = [env is not None and _can_be_judged(env) for env in situation.envs]
-        if any(rows):
-            self._note(situation, torch.tensor(rows))
+        is_judged = [env is not None and _has_measured_seed(env) for env in situation.envs]
+        # Where no seed may be pruned, evidence against one can change nothing.
+        rows = torch.tensor(is_judged) & situation.masks.op[:, Op.PRUNE].cpu()
+        if rows.any():
+            self._note(situation, rows)
         # No `super()`: a slotted dataclass is a new class, which zero-argument super() rejects.
         return PolicyController.choose(self, situation)
 
@@ -148,7 +150,7 @@ class InspectedPolicy(PolicyController):
         return self.extractor.observe(signals, reports, feedback).observations
 
 
-def _can_be_judged(env: EnvEvidence) -> bool:
+def _has_measured_seed(env: EnvEvidence) -> bool:
     """Return whether the env has a measured seed that is not permanent yet."""
     return any(
         report.contribution_pp is not None and report.stage is not Stage.FOSSILIZED

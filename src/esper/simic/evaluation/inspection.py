@@ -17,6 +17,7 @@ from esper.leyline.comparison import Estimate
 from esper.leyline.config import EngineKind, Job
 from esper.leyline.errors import UsageError
 from esper.leyline.inspection import InspectionReport, OpShift, SabotageFigures
+from esper.leyline.reports import SeedReport
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
 from esper.simic.evaluation.inspected_policy import FLIPS, InspectedPolicy
 from esper.simic.evaluation.statistics import ArmScores, bootstrap, mean_difference
@@ -25,7 +26,7 @@ from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
 from esper.simic.training.policy_controller import PolicyController
-from esper.simic.training.sabotage import is_victim, target_of
+from esper.simic.training.sabotage import MIN_WORTH_PP, is_victim, target_of
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 from esper.tolaria.supervisor import stop_signals
@@ -133,6 +134,7 @@ def sabotage_figures(
     return SabotageFigures(
         first_step=first_step,
         window=WINDOW,
+        min_worth_pp=MIN_WORTH_PP,
         num_sabotaged=len(sabotaged),
         num_intact=len(intact),
         pruned_sabotaged=_share(sabotaged),
@@ -143,11 +145,8 @@ def sabotage_figures(
 
 def _is_pruned(done: EvaluationRound, env_id: int, setup: RunSetup, first_step: int) -> bool | None:
     """Return whether an env's target was pruned in time; None if it never had a target."""
-    for step, evidence in enumerate(done.steps):
-        env = evidence.envs[env_id]
-        if env is None or step < first_step:
-            continue
-        target = target_of(env.reports, setup.worker.rules)
+    for step in range(max(first_step, 1), len(done.steps)):
+        target = target_of(_before_validation(done, env_id, step), setup.worker.rules)
         if target is not None:
             return any(
                 row.op == Op.PRUNE.name.lower() and row.slot == target
@@ -155,6 +154,18 @@ def _is_pruned(done: EvaluationRound, env_id: int, setup: RunSetup, first_step: 
                 if step <= row.step < step + WINDOW
             )
     return None
+
+
+def _before_validation(done: EvaluationRound, env_id: int, step: int) -> tuple[SeedReport, ...]:
+    """Return the seeds of an env with the contributions that were known when it was sabotaged."""
+    env, before = done.steps[step].envs[env_id], done.steps[step - 1].envs[env_id]
+    if env is None or before is None:
+        return ()
+    known = {report.slot_id: report.contribution_pp for report in before.reports}
+    return tuple(
+        msgspec.structs.replace(report, contribution_pp=known.get(report.slot_id))
+        for report in env.reports
+    )
 
 
 def _share(answers: Sequence[bool]) -> float:

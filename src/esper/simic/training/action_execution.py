@@ -102,10 +102,10 @@ class ActionWork:
     action_rules: ActionRules
     masker: ActionMasker
     sabotage_step: int | None = None
-    """First step in which a blended seed of every second env is scrambled; None for no sabotage."""
+    """First step in which a useful seed of every second env is scrambled; None for no sabotage."""
 
     def sabotage(self, env: EnvEpisode, step: int) -> None:
-        """Scramble the first seed of an env that could be pruned, once, if its time has come."""
+        """Scramble the first useful seed of an env, once, if its time has come."""
         first = self.sabotage_step
         if first is None or step < first or env.is_sabotaged or not is_victim(env.env_idx):
             return

@@ -57,7 +57,7 @@ class WorkerSetup:
     stop: StopFlag
     parts: RunParts
     sabotage_step: int | None = None
-    """First step in which a blended seed of every second env is scrambled; None for no sabotage."""
+    """First step in which a useful seed of every second env is scrambled; None for no sabotage."""
 
     @property
     def probe(self) -> ProbeHostSpec | None:
