@@ -3,13 +3,11 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from types import SimpleNamespace
 
 import anyio
 import pytest
 
 from esper.leyline.errors import InterruptedRunError, RunFailedError
-from esper.tolaria import lanes
 from esper.tolaria.lanes import BatchStream, Lane, feed, lane_stacks, wait_for_all
 from esper.tolaria.stopping import StopFlag
 
@@ -239,18 +237,3 @@ async def test_a_stop_ends_every_wait_for_a_batch_or_for_room() -> None:
             await wait_for_all([future])
     assert lane.close(WAIT_S)
     assert feeder.close(WAIT_S)
-
-
-async def test_waiting_for_a_batch_is_measured_and_handed_over_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = iter([10.0, 12.5, 20.0, 20.5])
-    monkeypatch.setattr(lanes, "time", SimpleNamespace(perf_counter=clock.__next__))
-    stream: BatchStream[int] = BatchStream(2, StopFlag())
-    stream.put(1)
-    stream.put(None)
-
-    assert list(iter(stream.get, None)) == [1]
-
-    assert stream.take_waited_s() == 3.0
-    assert stream.take_waited_s() == 0.0

@@ -279,7 +279,6 @@ class BatchStream(Generic[B]):
         for _ in range(depth):
             self._room.put(None)
         self._stop = stop
-        self._waited_s = 0.0
 
     def put(self, batch: B | None) -> None:
         """Queue a batch, blocking while the queue is full; None ends the pass."""
@@ -288,10 +287,8 @@ class BatchStream(Generic[B]):
 
     def get(self) -> B | None:
         """Return the next batch, blocking until there is one; None at the end of the pass."""
-        began_s = time.perf_counter()
         batch = self._next_of(self._items)
         self._room.put(None)
-        self._waited_s += time.perf_counter() - began_s
         return batch
 
     def _next_of(self, waiting: "queue.SimpleQueue[T]") -> T:
@@ -304,11 +301,6 @@ class BatchStream(Generic[B]):
                 return waiting.get(timeout=POLL_S)
             except queue.Empty:
                 continue
-
-    def take_waited_s(self) -> float:
-        """Return the seconds spent waiting for batches since the last call."""
-        waited_s, self._waited_s = self._waited_s, 0.0
-        return waited_s
 
     def end(self) -> None:
         """End the pass immediately and drop queued batches, after the feeder failed."""
