@@ -8,7 +8,14 @@ import anyio
 import pytest
 
 from esper.leyline.errors import InterruptedRunError, RunFailedError
-from esper.tolaria.lanes import BatchStream, Lane, feed, lane_stacks, wait_for_all
+from esper.tolaria.lanes import (
+    BatchStream,
+    Lane,
+    feed,
+    lane_stacks,
+    wait_for_all,
+    wait_for_some,
+)
 from esper.tolaria.stopping import StopFlag
 
 WAIT_S = 20.0
@@ -95,6 +102,62 @@ async def test_a_cancelled_wait_ends_only_after_the_call_has_ended(lane: Lane) -
                 may_end.set()
 
     assert order == ["call ended", "wait ended"]
+
+
+async def test_a_wait_for_some_returns_those_that_are_done() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(4)]
+    futures[2].set_result(2)
+    with anyio.fail_after(WAIT_S):
+        assert await wait_for_some(futures, 1) == [futures[2]]
+        futures[0].set_result(0)
+        assert await wait_for_some(futures, 1) == [futures[0], futures[2]]
+
+
+async def test_a_wait_for_some_that_is_cancelled_ends_with_the_last_of_all() -> None:
+    futures: list[Future[None]] = [Future() for _ in range(3)]
+    ended: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await wait_for_some(futures, 1)
+        finally:
+            ended.append("wait")
+
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for future in futures:
+                    await anyio.wait_all_tasks_blocked()
+                    assert ended == []
+                    future.set_result(None)
+
+    assert ended == ["wait"]
+
+
+async def test_a_wait_for_some_of_which_one_fails_ends_with_the_last_of_all() -> None:
+    futures: list[Future[None]] = [Future() for _ in range(3)]
+    raised: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await wait_for_some(futures, 1)
+        except ValueError as error:
+            raised.append(str(error))
+
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            futures[1].set_exception(ValueError("first"))
+            for future in (futures[0], futures[2]):
+                await anyio.wait_all_tasks_blocked()
+                assert raised == []
+                future.set_result(None)
+
+    assert raised == ["first"]
 
 
 async def test_an_abandoned_call_fails_at_once_and_its_late_end_is_ignored() -> None:
