@@ -67,6 +67,10 @@ CHANGES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "torch": ("machine kind", lambda patch: patch.setattr(torch, "__version__", "9.9")),
     "the CPU": ("machine kind", lambda patch: patch.setattr(machine, "cpu_model", lambda: "9")),
     "python": ("python", lambda patch: patch.setattr(platform, "python_version", lambda: "9")),
+    "a message": (
+        "protocol",
+        lambda patch: patch.setattr(worker_identity, "protocol_digest", lambda: "9"),
+    ),
     "esper": ("esper", lambda patch: patch.setattr(worker_identity, "__version__", "9")),
 }
 
