@@ -27,10 +27,12 @@ from esper.leyline.messages import (
 from esper.leyline.workers import (
     Answer,
     Build,
+    DriverMessage,
     Reply,
     Request,
     WorkerCosts,
     WorkerIdentity,
+    WorkerMessage,
     WorkerSpec,
     decision_for,
     decode_from_driver,
@@ -39,11 +41,13 @@ from esper.leyline.workers import (
     encode,
     identity_difference,
     merge_replies,
+    protocol_digest,
     reply_digest,
+    types_digest,
 )
 
 IDENTITY = WorkerIdentity(
-    esper="0.1.0", python="3.11.7", machine_kind="torch 2", task="ab", data="cd"
+    esper="0.1.0", protocol="ef", python="3.11.7", machine_kind="torch 2", task="ab", data="cd"
 )
 MEMORY = MemoryStats(
     allocated_bytes=1, reserved_bytes=2, free_bytes=1, total_bytes=4, num_retries=0, num_ooms=0
@@ -157,13 +161,32 @@ def test_every_difference_of_identity_is_named_with_both_values() -> None:
     assert identity_difference(IDENTITY, IDENTITY) is None
     for name in IDENTITY.__struct_fields__:
         own = getattr(IDENTITY, name)
-        other = own + 1 if isinstance(own, int) else f"{own}'"
+        other = f"{own}'"
         theirs = msgspec.structs.replace(IDENTITY, **{name: other})
         found = identity_difference(IDENTITY, theirs)
         assert found is not None
         assert repr(own) in found
         assert repr(other) in found
         assert name.replace("_", " ") in found
+
+
+def test_a_change_of_any_type_below_a_message_is_another_protocol() -> None:
+    def protocol_with(*fields: Any, **options: Any) -> str:
+        inner = msgspec.defstruct("Inner", fields)
+        middle = msgspec.defstruct("Middle", [("rows", dict[str, tuple[inner, ...]])])
+        return types_digest(msgspec.defstruct("Outer", [("middle", middle)], **options) | None)
+
+    usual = protocol_with(("step", int))
+    assert protocol_with(("step", int)) == usual
+    changed = [
+        protocol_with(("step", int), ("batch", int)),
+        protocol_with(("step", float)),
+        protocol_with(("step", int, 3)),
+        protocol_with(("index", int)),
+        protocol_with(("step", int), tag="other"),
+    ]
+    assert len({usual, *changed}) == 1 + len(changed)
+    assert protocol_digest() == types_digest(WorkerSpec, DriverMessage, WorkerMessage)
 
 
 SENT = [

@@ -3,14 +3,19 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from types import SimpleNamespace
 
 import anyio
 import pytest
 
 from esper.leyline.errors import InterruptedRunError, RunFailedError
-from esper.tolaria import lanes
-from esper.tolaria.lanes import BatchStream, Lane, feed, lane_stacks, wait_for_all
+from esper.tolaria.lanes import (
+    BatchStream,
+    Lane,
+    feed,
+    lane_stacks,
+    wait_for_all,
+    wait_for_some,
+)
 from esper.tolaria.stopping import StopFlag
 
 WAIT_S = 20.0
@@ -97,6 +102,62 @@ async def test_a_cancelled_wait_ends_only_after_the_call_has_ended(lane: Lane) -
                 may_end.set()
 
     assert order == ["call ended", "wait ended"]
+
+
+async def test_a_wait_for_some_returns_those_that_are_done() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(4)]
+    futures[2].set_result(2)
+    with anyio.fail_after(WAIT_S):
+        assert await wait_for_some(futures, 1) == [futures[2]]
+        futures[0].set_result(0)
+        assert await wait_for_some(futures, 1) == [futures[0], futures[2]]
+
+
+async def test_a_wait_for_some_that_is_cancelled_ends_with_the_last_of_all() -> None:
+    futures: list[Future[None]] = [Future() for _ in range(3)]
+    ended: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await wait_for_some(futures, 1)
+        finally:
+            ended.append("wait")
+
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for future in futures:
+                    await anyio.wait_all_tasks_blocked()
+                    assert ended == []
+                    future.set_result(None)
+
+    assert ended == ["wait"]
+
+
+async def test_a_wait_for_some_of_which_one_fails_ends_with_the_last_of_all() -> None:
+    futures: list[Future[None]] = [Future() for _ in range(3)]
+    raised: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await wait_for_some(futures, 1)
+        except ValueError as error:
+            raised.append(str(error))
+
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            futures[1].set_exception(ValueError("first"))
+            for future in (futures[0], futures[2]):
+                await anyio.wait_all_tasks_blocked()
+                assert raised == []
+                future.set_result(None)
+
+    assert raised == ["first"]
 
 
 async def test_an_abandoned_call_fails_at_once_and_its_late_end_is_ignored() -> None:
@@ -239,18 +300,3 @@ async def test_a_stop_ends_every_wait_for_a_batch_or_for_room() -> None:
             await wait_for_all([future])
     assert lane.close(WAIT_S)
     assert feeder.close(WAIT_S)
-
-
-async def test_waiting_for_a_batch_is_measured_and_handed_over_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = iter([10.0, 12.5, 20.0, 20.5])
-    monkeypatch.setattr(lanes, "time", SimpleNamespace(perf_counter=clock.__next__))
-    stream: BatchStream[int] = BatchStream(2, StopFlag())
-    stream.put(1)
-    stream.put(None)
-
-    assert list(iter(stream.get, None)) == [1]
-
-    assert stream.take_waited_s() == 3.0
-    assert stream.take_waited_s() == 0.0

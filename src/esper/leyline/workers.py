@@ -8,7 +8,8 @@ Messages travel as MessagePack, which represents non-finite numbers.
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final, TypeAlias, TypeVar
+from functools import cache
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -25,7 +26,6 @@ from esper.leyline.messages import (
 from esper.leyline.payloads import TopologyManifestRecorded
 
 __all__ = [
-    "PROTOCOL_VERSION",
     "Answer",
     "Apply",
     "Beat",
@@ -60,11 +60,10 @@ __all__ = [
     "entered_envs",
     "identity_difference",
     "merge_replies",
+    "protocol_digest",
     "reply_digest",
+    "types_digest",
 ]
-
-PROTOCOL_VERSION: Final = 3
-"""Increased with every change of a type in this module or of what it contains."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,9 +80,10 @@ class _Tagged(_Message, frozen=True, kw_only=True, tag=True):
 class WorkerIdentity(_Message, frozen=True, kw_only=True):
     """What driver and workers must share for equal bits."""
 
-    protocol: int = PROTOCOL_VERSION
     esper: str
     """Version of this package."""
+    protocol: str
+    """Digest of the types of all messages: a version has many states while it is developed."""
     python: str
     machine_kind: str
     """Includes torch's version and the CPU model."""
@@ -291,6 +291,18 @@ def decode_from_worker(data: bytes) -> WorkerMessage:
     """Return a message of a worker; raise UnreadableMessageError if it is none."""
     message: WorkerMessage = _decoded(_WORKER_DECODER, data)
     return message
+
+
+@cache
+def protocol_digest() -> str:
+    """Return a digest of all types that travel between driver and workers."""
+    return types_digest(WorkerSpec, DriverMessage, WorkerMessage)
+
+
+def types_digest(*types: object) -> str:
+    """Return a digest of types and of everything that they contain."""
+    schema = msgspec.json.schema_components(types)
+    return hashlib.sha256(msgspec.json.encode(schema, order="sorted")).hexdigest()[:16]
 
 
 def _decoded(decoder: "msgspec.msgpack.Decoder[_Decoded]", data: bytes) -> _Decoded:

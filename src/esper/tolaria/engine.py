@@ -148,8 +148,8 @@ class WorkerEngine:
         """
         if not self._passes:
             return None
-        await wait_for_some([*self._passes.values()], self._num_needed(min_share))
-        done = [port for port, passes in self._passes.items() if passes.done()]
+        ended = await wait_for_some([*self._passes.values()], self._num_needed(min_share))
+        done = [port for port, passes in self._passes.items() if passes in ended]
         replies = [reply for port in done for reply in self._passes.pop(port).result()]
         merged = self._noting_failures(merge_replies(replies))
         found = {item.env_id: item for item in merged.evidence}

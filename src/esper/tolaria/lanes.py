@@ -231,20 +231,22 @@ def joined(futures: Sequence[Future[T]], combine: Callable[[list[T]], R]) -> Fut
     return joining.future
 
 
-async def wait_for_some(futures: Sequence[Future[Any]], num_needed: int) -> None:
-    """Await the first calls of several that are done; like `wait_for_all` in all else.
+async def wait_for_some(futures: Sequence[Future[T]], num_needed: int) -> list[Future[T]]:
+    """Await the first calls of several that succeed, and return all that have, in order.
 
-    If one of them has failed, or the awaiting task is cancelled, all are waited for, and the
-    failure is raised.
+    If one has failed, or the awaiting task is cancelled, all are waited for as in `wait_for_all`.
     """
     arrival = _Arrival(num_needed)
     for future in futures:
         future.add_done_callback(arrival.count)
     with anyio.CancelScope(shield=True):
         await arrival.wait()
-    has_failed = any(future.done() and future.exception() is not None for future in futures)
+    # Looked at once: another thread may set a further one at any time.
+    done = [future for future in futures if future.done()]
+    has_failed = any(future.exception() is not None for future in done)
     if has_failed or anyio.get_current_task().has_pending_cancellation():
         await wait_for_all(futures)
+    return done
 
 
 async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:
@@ -279,7 +281,6 @@ class BatchStream(Generic[B]):
         for _ in range(depth):
             self._room.put(None)
         self._stop = stop
-        self._waited_s = 0.0
 
     def put(self, batch: B | None) -> None:
         """Queue a batch, blocking while the queue is full; None ends the pass."""
@@ -288,10 +289,8 @@ class BatchStream(Generic[B]):
 
     def get(self) -> B | None:
         """Return the next batch, blocking until there is one; None at the end of the pass."""
-        began_s = time.perf_counter()
         batch = self._next_of(self._items)
         self._room.put(None)
-        self._waited_s += time.perf_counter() - began_s
         return batch
 
     def _next_of(self, waiting: "queue.SimpleQueue[T]") -> T:
@@ -304,11 +303,6 @@ class BatchStream(Generic[B]):
                 return waiting.get(timeout=POLL_S)
             except queue.Empty:
                 continue
-
-    def take_waited_s(self) -> float:
-        """Return the seconds spent waiting for batches since the last call."""
-        waited_s, self._waited_s = self._waited_s, 0.0
-        return waited_s
 
     def end(self) -> None:
         """End the pass immediately and drop queued batches, after the feeder failed."""

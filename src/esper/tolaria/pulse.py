@@ -1,4 +1,4 @@
-"""Heartbeats of a worker's lanes, in memory that the driver can read while the worker is busy.
+"""Heartbeats of a worker's threads, in memory that the driver can read while the worker is busy.
 
 A worker that hangs in native code holds the interpreter lock and answers no message, and one that
 was killed answers nothing any more. Both leave the time of their last heartbeat and the env they
@@ -27,7 +27,7 @@ _SILENCE: Final = _TIME.pack(_IDLE) + _ENV.pack(_NO_ENV)
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The heartbeats of one lane."""
+    """The heartbeats of one thread."""
 
     buffer: "mmap.mmap | bytearray"
     offset: int
@@ -53,7 +53,7 @@ class Channel:
 
 
 class Pulse:
-    """The heartbeats of all lanes of a worker."""
+    """The heartbeats of all lanes of a worker and of its feeder."""
 
     def __init__(self, buffer: "mmap.mmap | bytearray", num_lanes: int) -> None:
         self._buffer = buffer
@@ -68,24 +68,29 @@ class Pulse:
         # A file without a name: it disappears with the last process that has it open, however that
         # ends.
         with tempfile.TemporaryFile() as file:
-            file.write(_SILENCE * num_lanes)
+            file.write(_SILENCE * (num_lanes + 1))
             file.flush()
             return cls.open(file.fileno(), num_lanes), os.dup(file.fileno())
 
     @classmethod
     def open(cls, descriptor: int, num_lanes: int) -> "Pulse":
         """Open the pulse behind a file descriptor, which may then be closed."""
-        return cls(mmap.mmap(descriptor, num_lanes * _CHANNEL_BYTES), num_lanes)
+        return cls(mmap.mmap(descriptor, (num_lanes + 1) * _CHANNEL_BYTES), num_lanes)
 
     @classmethod
     def local(cls, num_lanes: int) -> "Pulse":
         """Return a pulse in the memory of this process."""
-        return cls(bytearray(_SILENCE * num_lanes), num_lanes)
+        return cls(bytearray(_SILENCE * (num_lanes + 1)), num_lanes)
 
     def channel(self, index: int) -> Channel:
         """Return the heartbeats of one lane."""
         return Channel(self._buffer, index * _CHANNEL_BYTES)
 
+    @property
+    def feeder(self) -> Channel:
+        """Return the heartbeats of the feeder; the lanes that wait for it are never silent."""
+        return self.channel(self.num_lanes)
+
     def read(self) -> tuple[Beat, ...]:
-        """Return the signs of life of all lanes."""
-        return tuple(self.channel(index).read() for index in range(self.num_lanes))
+        """Return the signs of life of all lanes and, last, of the feeder."""
+        return tuple(self.channel(index).read() for index in range(self.num_lanes + 1))

@@ -6,7 +6,7 @@ how its commands and replies travel.
 
 import io
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -162,6 +162,8 @@ class EnvGroup(Generic[E, B]):
     """Failures that have not been reported yet."""
     _cpu_s: float = 0.0
     """CPU time of the lane's thread at its last reply."""
+    _waited_s: float = 0.0
+    """How long there was no batch to train on since the last reply."""
 
     def build(self, round_index: int) -> Reply:
         """Release the envs of the previous round and build those of this round."""
@@ -179,7 +181,7 @@ class EnvGroup(Generic[E, B]):
             self._try(Place(Phase.TRAIN, step), env_id, self.work.begin_train, env, step)
         # Batch first, env second, so that a stream has to hold a few batches instead of a whole
         # pass.
-        for batch_index, shares in enumerate(batches):
+        for batch_index, shares in enumerate(self._timed(batches)):
             self.stop.checkpoint()
             place = Place(Phase.TRAIN, step, batch_index)
             for env_id, env in list(self.live.items()):
@@ -189,6 +191,19 @@ class EnvGroup(Generic[E, B]):
         for env_id, env in list(self.live.items()):
             self._try(Place(Phase.TRAIN, step), env_id, self.work.finish_train, env)
         return self._reply(Reply())
+
+    def _timed(self, batches: Iterable[Sequence[B]]) -> Iterator[Sequence[B]]:
+        """Yield the batches; add up the time in which there was none."""
+        source = iter(batches)
+        while True:
+            # A batch that is never made, or whose making ends the process, is no env's fault.
+            self.enter_env(None)
+            began_s = time.perf_counter()
+            batch = next(source, None)
+            self._waited_s += time.perf_counter() - began_s
+            if batch is None:
+                return
+            yield batch
 
     def validate(self, step: int) -> Reply:
         """Validate the envs one after another."""
@@ -252,13 +267,14 @@ class EnvGroup(Generic[E, B]):
         # reply has no place for it.
         failures, self.failures = tuple(self.failures), []
         before_s, self._cpu_s = self._cpu_s, time.thread_time()
+        waited_s, self._waited_s = self._waited_s, 0.0
         self.enter_env(None)
         return msgspec.structs.replace(
             reply,
             failures=failures,
             costs=WorkerCosts(
                 cpu_s=self._cpu_s - before_s,
-                data_wait_s=0.0 if self.stream is None else self.stream.take_waited_s(),
+                data_wait_s=waited_s,
                 memory=memory or {},
             ),
         )
@@ -318,7 +334,8 @@ class Worker(Generic[E, B]):
         self._stop = StopFlag(parent=stop)
         owned_by_lane = _envs_by_lane(self.env_ids, num_lanes)
         assert has_feeder or len(owned_by_lane) == 1, "several lanes share the batches of a feeder"
-        self._feeder = Lane("feeder") if has_feeder else None
+        on_beat = None if pulse is None else pulse.feeder.beat
+        self._feeder = Lane("feeder", on_beat=on_beat) if has_feeder else None
         self._groups = [
             _env_group(index, owned, work, self._stop, pulse, has_feeder=has_feeder)
             for index, owned in enumerate(owned_by_lane)

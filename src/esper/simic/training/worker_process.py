@@ -10,7 +10,7 @@ from typing import Final
 
 from esper.leyline.errors import ExitCode, UnreadableMessageError
 from esper.leyline.heap import share_one_heap
-from esper.leyline.workers import WorkerMessage, encode
+from esper.leyline.workers import WorkerMessage, encode, protocol_digest
 from esper.simic.training.assembly.machine import (
     one_thread_per_worker,
 )
@@ -21,6 +21,9 @@ from esper.tolaria.wire import Wire
 __all__ = ["serve"]
 
 _STDERR: Final = 2
+
+# Takes some milliseconds; the workers are forks of the process that imports this module.
+protocol_digest()
 
 
 def serve(descriptors: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ import platform
 import msgspec
 
 from esper.leyline.config import CompileMode
-from esper.leyline.workers import WorkerIdentity
+from esper.leyline.workers import WorkerIdentity, protocol_digest
 from esper.runtime.datasets import TensorDataset
 from esper.simic.training.assembly.machine import machine_kind
 from esper.simic.training.assembly.worker_setup import WorkerSetup
@@ -19,6 +19,7 @@ def worker_identity(setup: WorkerSetup) -> WorkerIdentity:
     """Return what driver and workers must share for equal bits."""
     return WorkerIdentity(
         esper=__version__,
+        protocol=protocol_digest(),
         python=platform.python_version(),
         machine_kind=machine_kind(setup.devices, CompileMode.OFF),
         task=hashlib.sha256(msgspec.json.encode(setup.task)).hexdigest(),
