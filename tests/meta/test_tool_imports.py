@@ -12,6 +12,7 @@ ABOUT_TOOLS = ("meta", "reliability", "tools")
 
 USERS = {
     "integration/test_learner_on_probes.py": "tools.probes",
+    "integration/test_rollouts_on_probes.py": "tools.probes",
     "nissa/sinks/test_fields.py": "tools.generate_sink_docs",
     "simic/training/checkpoints/test_builtin.py": "tools.ship_policy",
     "simic/rewards/test_rewards_docs.py": "tools.source_modules",
