@@ -78,7 +78,6 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "karn/web/open_runs.py": "tests/karn/web/test_runs_routes.py",
     "karn/web/run_server.py": "tests/karn/web/test_server_process.py",
     "karn/web/server_child.py": "tests/karn/web/test_server_process.py",
-    "leyline/heap.py": "tests/simic/training/assembly/test_machine.py",
     "kasmina/blueprints/cnn.py": "tests/kasmina/blueprints/test_registry.py",
     "kasmina/blueprints/seed.py": "tests/kasmina/blueprints/test_registry.py",
     "kasmina/blueprints/transformer.py": "tests/kasmina/blueprints/test_registry.py",

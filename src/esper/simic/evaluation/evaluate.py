@@ -21,7 +21,7 @@ from esper.leyline.reports import EpisodeStatus
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import registered_task
 from esper.simic.evaluation.evaluation_round import EvaluationRound, GrownNetwork, evaluate_round
-from esper.simic.training.assembly.machine import reproducible_math
+from esper.simic.training.assembly.machine import run_settings
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
@@ -126,7 +126,7 @@ def evaluate_controller(
     if save_model is not None and job.training.task.startswith(PROBE_PREFIX):
         raise UsageError(f"{job.training.task}: a probe has no network to save; leave it out")
     stop = StopFlag(shutdown_event)
-    with reproducible_math(job.training), stop_signals(stop):
+    with run_settings(job.training), stop_signals(stop):
         try:
             rounds = _run_seeds(job, command, loaded, seeds, stop, greedy=greedy, progress=progress)
         except InterruptedRunError:

@@ -21,7 +21,7 @@ from esper.leyline.reports import SeedReport
 from esper.simic.evaluation.evaluation_round import EvaluationRound, evaluate_round
 from esper.simic.evaluation.inspected_policy import FLIPS, InspectedPolicy
 from esper.simic.evaluation.statistics import ArmScores, bootstrap, mean_difference
-from esper.simic.training.assembly.machine import reproducible_math
+from esper.simic.training.assembly.machine import run_settings
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.checkpoints.checkpointer import LoadedRun
@@ -60,7 +60,7 @@ def inspect_policy(
     stop = StopFlag()
     inspectors: list[InspectedPolicy] = []
     rounds: list[EvaluationRound] = []
-    with reproducible_math(training), stop_signals(stop):
+    with run_settings(training), stop_signals(stop):
         for seed in seeds:
             setup = _prepare(loaded, seed, stop)
             inspector = InspectedPolicy.around(setup)

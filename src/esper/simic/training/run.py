@@ -7,7 +7,6 @@ from typing import TextIO, TypedDict, Unpack
 
 from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, TelemetryLostError
-from esper.leyline.heap import return_free_memory, share_one_heap
 from esper.leyline.telemetry import Event
 from esper.nissa.bus.hub import TelemetryHub, use_hub
 from esper.nissa.storage.run_directory import traces_directory
@@ -17,9 +16,7 @@ from esper.simic.training.assembly.control_assembly import (
     started_event,
 )
 from esper.simic.training.assembly.engines import build_engine, choose_engine
-from esper.simic.training.assembly.machine import (
-    reproducible_math,
-)
+from esper.simic.training.assembly.machine import run_settings
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.trainer_assembly import build_trainer
@@ -67,12 +64,10 @@ def run_job(job: Job, parts: RunParts, **options: Unpack[RunJobOptions]) -> Trai
     stop = StopFlag(options.get("shutdown_event"))
     output = options.get("watch")
     monitors = [*monitors_of(job, output), *options.get("monitors", ())]
-    share_one_heap()
-    with reproducible_math(job.training), stop_signals(stop):
+    with run_settings(job.training), stop_signals(stop):
         setup = prepare_run(
             job, command_for(job, options.get("command"), resumed), resumed, stop, parts=parts
         )
-        return_free_memory()  # what loading data and drawing weights took for a moment
         choice = choose_engine(setup.worker)
         announce_engine(choice, job, output, resumed)
         # Before anything is written: workers may turn out not to fit this run.

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from esper.leyline.config import CompileMode, TrainingConfig
+from esper.leyline.heap import share_one_heap
 from esper.nissa.storage.run_directory import cpu_model
 from esper.simic.training.assembly.gpu_math import deterministic_gpu_math, device_kind
 
@@ -15,7 +16,7 @@ __all__ = [
     "machine_kind",
     "num_lanes_for",
     "one_thread_per_worker",
-    "reproducible_math",
+    "run_settings",
 ]
 
 
@@ -45,8 +46,12 @@ def num_lanes_for(asked: int | None, num_envs: int) -> int:
 
 
 @contextmanager
-def reproducible_math(config: TrainingConfig) -> Iterator[None]:
-    """Make torch compute reproducibly, on the CPU and the GPU, for the duration of a run."""
+def run_settings(config: TrainingConfig) -> Iterator[None]:
+    """Make torch compute reproducibly, on the CPU and the GPU, for the duration of a run.
+
+    All threads that start from now on share one heap.
+    """
+    share_one_heap()
     with one_thread_per_worker(), deterministic_gpu_math(config):
         yield
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from esper.leyline.config import Job
+from esper.leyline.heap import return_free_memory
 from esper.leyline.tasks import TaskKind, TaskSpec
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import registered_task
@@ -93,8 +94,10 @@ def prepare_run(
     )
     stop.checkpoint()
     prepare_tracing(job.run.profiler)
+    worker = prepare_worker(job, stop, parts=parts, dataset=dataset)
+    return_free_memory()  # what loading data and drawing weights took for a moment
     return RunSetup(
-        worker=prepare_worker(job, stop, parts=parts, dataset=dataset),
+        worker=worker,
         command=command,
         device=device,
         controller=controller,
