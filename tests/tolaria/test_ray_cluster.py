@@ -15,6 +15,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 PRELUDE = """
 import os, signal
 import ray
+from esper.leyline.errors import InterruptedRunError
 from esper.tolaria.ray_cluster import RayCluster
 
 received = []
@@ -33,7 +34,11 @@ def init(**options):
     os.kill(os.getpid(), signal.SIGTERM)
 
 ray.init = init
-RayCluster(object).connect()
+try:
+    RayCluster(object).connect()
+except InterruptedRunError as error:
+    assert str(error) == "received SIGTERM"
+assert received == [signal.SIGTERM], received
 os.kill(os.getpid(), signal.SIGTERM)
 assert received == [signal.SIGTERM] * 2, received
 """
@@ -47,7 +52,10 @@ def connect(*arguments, **options):
 
 ray._private.worker.connect = connect
 ray.init = lambda **options: ray._private.worker.connect("worker")
-RayCluster(object).connect()
+try:
+    RayCluster(object).connect()
+except InterruptedRunError as error:
+    assert str(error) == "received SIGTERM"
 assert received == [signal.SIGTERM], received
 assert ray._private.worker.connect is connect
 """

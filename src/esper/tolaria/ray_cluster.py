@@ -13,13 +13,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.util import Finalize
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
-from esper.leyline.errors import ConfigError
+from esper.leyline.errors import ConfigError, InterruptedRunError
 from esper.leyline.extras import require_packages
+from esper.leyline.stop_signals import handled_signals
 
 __all__ = ["RayCluster", "one_line"]
 
@@ -70,12 +73,15 @@ class RayCluster:
             if ray.is_initialized():
                 return
             self._is_local = address is None
-            with _signal_handler_kept():
-                try:
+            try:
+                with _stop_signals_raised(), _signal_handler_kept():
                     ray.init(**(self._local_options() if address is None else {"address": address}))
-                except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-                    where = "could not be started" if address is None else f"at {address}"
-                    raise ConfigError(f"Ray {where}: {one_line(error)}") from None
+            except InterruptedRunError:
+                self._end_half_started()
+                raise
+            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                where = "could not be started" if address is None else f"at {address}"
+                raise ConfigError(f"Ray {where}: {one_line(error)}") from None
             # Before Ray's own handler, which sleeps for half a second first.
             atexit.register(self.close)
             # Unlike atexit, this also works in the processes of a pool.
@@ -131,9 +137,18 @@ class RayCluster:
         with self._lock:
             _kill_companions()
             ray.shutdown()
-            if self._temp_dir is not None:
-                shutil.rmtree(self._temp_dir, ignore_errors=True)
-                self._temp_dir = None
+            self._remove_files()
+
+    def _end_half_started(self) -> None:
+        """Kill the processes of a cluster that was being started, and remove its files."""
+        if self._temp_dir is not None:
+            kill_children_with(self._temp_dir)
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        if self._temp_dir is not None:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+            self._temp_dir = None
 
     def _local_options(self) -> dict[str, Any]:
         self._temp_dir = tempfile.mkdtemp(prefix="esper-ray-")
@@ -172,10 +187,44 @@ def _kill_companions() -> None:
             info.process.kill()
 
 
+def kill_children_with(argument: str) -> None:
+    """Kill the child processes that have a text in one of their arguments."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            with suppress(OSError):  # it has just ended
+                if argument.encode() in Path("/proc", child, "cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+
+
 def one_line(error: object) -> str:
     """Return an error of Ray, which may have many lines, as a short one."""
     text = " ".join(str(error).split())
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+@contextmanager
+def _stop_signals_raised() -> Iterator[None]:
+    """Let a stop signal raise InterruptedRunError at once, after its handler was called.
+
+    Connecting takes seconds, without a cancellation point.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in handled_signals()}
+    for number, handler in handlers.items():
+        signal.signal(number, partial(_handle_and_raise, handler))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _handle_and_raise(handler: "signal._HANDLER", number: int, frame: FrameType | None) -> None:
+    if callable(handler):
+        handler(number, frame)
+    raise InterruptedRunError(f"received {signal.Signals(number).name}")
 
 
 @contextmanager

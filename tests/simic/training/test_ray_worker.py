@@ -140,6 +140,7 @@ def wait_for(is_done: Callable[[], object]) -> None:
     [
         (signal.SIGTERM, "training"),  # the one that Ray has a handler of its own for
         (signal.SIGINT, "starting"),
+        (signal.SIGTERM, "connecting"),
     ],
 )
 def test_a_signal_ends_a_run_on_ray_and_leaves_neither_processes_nor_files(
@@ -162,8 +163,10 @@ def test_a_signal_ends_a_run_on_ray_and_leaves_neither_processes_nor_files(
         try:
             if when == "training":
                 wait_for(lambda: any(map(has_begun, runs.glob("*/events.jsonl"))))
-            else:
+            elif when == "starting":
                 wait_for(lambda: any(home.glob("esper-ray-*/session_*/sockets/*")))
+            else:
+                wait_for(lambda: any(home.glob("esper-ray-*/session_*")))
             run.send_signal(number)
             code = run.wait(WAIT_S)
         finally:
