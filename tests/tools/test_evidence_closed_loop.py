@@ -4,13 +4,18 @@ from pathlib import Path
 
 import pytest
 from tests.karn.comparisons import arm, around, comparison, contrast
+from tools.evidence import closed_loop
 from tools.evidence.claims import Outcome
 from tools.evidence.closed_loop import COMPARISONS, courses_in
 from tools.evidence.closed_loop_claims import judge_closed_loop
+from tools.evidence.reports import inspection_path, keep_inspections, read_inspections
 
 from esper.leyline.comparison import ComparisonReport, Estimate
+from esper.leyline.errors import UnreadableFileError
+from esper.leyline.inspection import InspectionReport, SabotageFigures
 from esper.leyline.jobs import merge_job
 from esper.leyline.tasks import TASKS
+from esper.scripts.terminal import print_json
 
 POLICY = "ppo:a,b"
 OTHERS = ("yoked:a,b", "blind:a,b", "ppo:blind", "schedule:search", "rule:search")
@@ -39,13 +44,35 @@ def report(
 
 def judged(name: str, contexts: ComparisonReport, lottery: ComparisonReport | None) -> Outcome:
     reports = {"contexts": contexts} | ({} if lottery is None else {"lottery": lottery})
-    return next(claim.outcome for claim in judge_closed_loop(reports) if claim.name == name)
+    return next(claim.outcome for claim in judge_closed_loop(reports, ()) if claim.name == name)
+
+
+def inspection(pruned_sabotaged: float, pruned_intact: float, *, num: int = 9) -> InspectionReport:
+    """Return an inspection with this many sabotaged and as many intact seeds."""
+    return InspectionReport(
+        policy="closed-loop-1.pt",
+        task="digits_contexts",
+        seeds=(1,),
+        num_envs=18,
+        num_decisions=99,
+        shifts=(),
+        sabotage=SabotageFigures(
+            first_step=12,
+            window=5,
+            min_worth_pp=4.0,
+            num_sabotaged=num,
+            num_intact=num,
+            pruned_sabotaged=pruned_sabotaged,
+            pruned_intact=pruned_intact,
+            difference=None,
+        ),
+    )
 
 
 def test_nothing_measured_is_nothing_claimed() -> None:
-    claims = judge_closed_loop({})
+    claims = judge_closed_loop({}, ())
 
-    assert [claim.name for claim in claims] == ["S6", "S7", "S8"]
+    assert [claim.name for claim in claims] == ["S6", "S7", "S8", "S9"]
     assert {claim.outcome for claim in claims} == {UNKNOWN}
 
 
@@ -77,6 +104,54 @@ def test_half_of_the_gap_must_be_closed(share: float, outcome: Outcome) -> None:
 
     assert judged("S7", report(gap_closed=closed), None) is outcome
     assert judged("S7", report(), None) is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("reports", "outcome"),
+    [
+        ([inspection(0.75, 0.25)] * 5, MET),
+        ([inspection(0.75, 0.25)] * 4, NOT_MET),
+        ([inspection(0.75, 0.26)] * 5, NOT_MET),
+        ([inspection(1.0, 0.0)] * 4 + [inspection(0.25, 0.75)], MET),
+        ([inspection(1.0, 0.5)] * 4 + [inspection(1.0, 0.0, num=0)], NOT_MET),
+    ],
+)
+def test_scrambled_seeds_must_be_pruned_more_often_by_half_on_average(
+    reports: list[InspectionReport], outcome: Outcome
+) -> None:
+    (claim,) = (claim for claim in judge_closed_loop({}, reports) if claim.name == "S9")
+
+    assert claim.outcome is outcome
+
+
+def test_inspection_of_every_policy_is_written_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closed_loop, "esper_train", inspecting)
+
+    assert closed_loop.inspect_all(tmp_path, 2, "1-2") == 0
+
+    kept = tmp_path / "kept"
+    assert list(keep_inspections(tmp_path, kept)) == [kept / "inspections.json"]
+    assert list(keep_inspections(tmp_path, kept)) == []
+    found = read_inspections(kept)
+    assert found is not None
+    assert found.reports == (inspection(1.0, 0.33333),) * 2
+
+
+def inspecting(command: list[str]) -> int:
+    """Print a report as `esper-train inspect --json` does."""
+    assert command[0] == "inspect"
+    assert command[-1] == "--json"
+    print_json(inspection(1.0, 1 / 3))
+    return 0
+
+
+def test_file_that_is_no_inspection_is_named(tmp_path: Path) -> None:
+    inspection_path(tmp_path, "closed-loop-1").write_bytes(b"{}")
+
+    with pytest.raises(UnreadableFileError, match="not the report of an inspection"):
+        list(keep_inspections(tmp_path, tmp_path / "kept"))
 
 
 def test_every_comparison_is_of_a_task_and_contexts_that_exist() -> None:

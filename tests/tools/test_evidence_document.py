@@ -9,7 +9,16 @@ from tests.browser import needs_chromium
 from tests.karn.comparisons import arm, around, comparison, contrast, learning
 from tools.evidence.document import DOCUMENT, MISSING, command_of, document_of
 from tools.evidence.pictures import take_pictures
-from tools.evidence.reports import FASHION, KNOWN, REPORTS, Kept, compact, keep_reports, read_kept
+from tools.evidence.reports import (
+    FASHION,
+    KNOWN,
+    REPORTS,
+    Kept,
+    compact,
+    keep_reports,
+    read_inspections,
+    read_kept,
+)
 
 from esper.leyline.comparison import ComparisonReport
 from esper.leyline.errors import UnreadableFileError, UsageError
@@ -42,7 +51,8 @@ def kept(report: ComparisonReport) -> Kept:
 
 def test_document_shows_the_figures_that_are_kept() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == document_of(text, read_kept()), "run 'python -m tools.evidence --document'"
+    shown = document_of(text, read_kept(), read_inspections())
+    assert text == shown, "run 'python -m tools.evidence --document'"
 
 
 def test_pictures_of_the_document_are_there_and_small() -> None:

@@ -22,7 +22,7 @@ from esper.tolaria.stopping import StopFlag
 from tools.evidence.closed_loop import COMPARISONS, compare_all, courses_in, inspect_all
 from tools.evidence.document import write_document
 from tools.evidence.pictures import take_pictures
-from tools.evidence.reports import FASHION, KNOWN, keep_reports, report_path
+from tools.evidence.reports import FASHION, KNOWN, keep_inspections, keep_reports, report_path
 from tools.evidence.training import Course, runs_directory, train_all
 
 __all__ = ["ARMS", "main"]
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = code or _closed_loop(plan, out)
         if code or arguments.quick:
             return code
-    for path in keep_reports(out):
+    for path in (*keep_reports(out), *keep_inspections(out)):
         print(f"kept {path}")
     print(f"wrote {write_document()}")
     for path in take_pictures():

@@ -6,11 +6,12 @@ lottery, in contexts that no policy has been trained in, and on another data set
 """
 
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from esper.scripts.train import main as esper_train
-from tools.evidence.reports import CLOSED_LOOP, COMPARED, report_path
+from tools.evidence.reports import CLOSED_LOOP, COMPARED, inspection_path, report_path
 from tools.evidence.training import Course
 
 __all__ = ["COMPARISONS", "Comparison", "compare_all", "courses_in", "inspect_all"]
@@ -99,7 +100,9 @@ def inspect_all(out: Path, num_policies: int, seeds: str) -> int:
     """Inspect every policy; return the first exit code that is not 0."""
     for policy in policies_in(out, num_policies):
         page = str(out / f"{policy.stem}.html")
-        code = esper_train(["inspect", str(policy), "--seeds", seeds, "--html", page])
+        command = ["inspect", str(policy), "--seeds", seeds, "--html", page, "--json"]
+        with inspection_path(out, policy.stem).open("w") as file, redirect_stdout(file):
+            code = esper_train(command)
         if code:
             return code
     return 0

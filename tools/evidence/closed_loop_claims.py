@@ -1,24 +1,39 @@
-"""The claims S6 to S8, judged by the reports of the second experiment and by nothing else."""
+"""The claims S6 to S9, judged by the reports of the second experiment and by nothing else."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Final
 
 from esper.karn.report.comparison_tables import estimate_text
 from esper.leyline.comparison import ComparisonReport, Estimate
+from esper.leyline.inspection import InspectionReport
 from tools.evidence.claims import Claim, Outcome, difference, learned_arms
 
 __all__ = ["judge_closed_loop"]
 
 MIN_POLICIES: Final = 5
 MIN_CLOSED: Final = 0.5
+MIN_NOTICED: Final = 0.5
 SEARCHED: Final = ("schedule:search", "rule:search")
 COPIES: Final = ("yoked", "blind")
 JUDGED_ON: Final = ("contexts", "lottery")
 
 
-def judge_closed_loop(reports: Mapping[str, ComparisonReport]) -> list[Claim]:
-    """Return every claim with its measurements and outcome, from the reports by name."""
-    return [_better_than_searches(reports), _closes_the_gap(reports), _looks(reports)]
+def judge_closed_loop(
+    reports: Mapping[str, ComparisonReport], inspections: Sequence[InspectionReport]
+) -> list[Claim]:
+    """Return every claim with its measurements and outcome.
+
+    Args:
+        reports: the comparisons by name.
+        inspections: one for each policy.
+    """
+    return [
+        _better_than_searches(reports),
+        _closes_the_gap(reports),
+        _looks(reports),
+        _notices(inspections),
+    ]
 
 
 def _better_than_searches(reports: Mapping[str, ComparisonReport]) -> Claim:
@@ -81,3 +96,24 @@ def _closes_the_gap(reports: Mapping[str, ComparisonReport]) -> Claim:
         return Claim("S7", text, "", Outcome.UNKNOWN)
     outcome = Outcome.MET if share.value >= MIN_CLOSED else Outcome.NOT_MET
     return Claim("S7", text, estimate_text(share, 2), outcome)
+
+
+def _notices(inspections: Sequence[InspectionReport]) -> Claim:
+    text = (
+        "of useful seeds that are scrambled, the policy prunes within five steps a share that is "
+        "larger by at least 0.5 than of intact ones, on average over policies"
+    )
+    if not inspections:
+        return Claim("S9", text, "", Outcome.UNKNOWN)
+    noticed = [_noticed(report) for report in inspections]
+    figures = f"{fmean(noticed):.2f}; by policy {', '.join(f'{share:.2f}' for share in noticed)}"
+    is_met = fmean(noticed) >= MIN_NOTICED and len(noticed) >= MIN_POLICIES
+    return Claim("S9", text, figures, Outcome.MET if is_met else Outcome.NOT_MET)
+
+
+def _noticed(report: InspectionReport) -> float:
+    found = report.sabotage
+    # A policy that grows nothing useful has nothing to notice, which is no success.
+    if not found.num_sabotaged or not found.num_intact:
+        return 0.0
+    return found.pruned_sabotaged - found.pruned_intact

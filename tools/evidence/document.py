@@ -21,7 +21,16 @@ from esper.leyline.learning import LearningCurve
 from tools.evidence.claims import Outcome, difference, judge, learned_arms
 from tools.evidence.closed_loop_claims import judge_closed_loop
 from tools.evidence.pictures import picture_name, pictures_of
-from tools.evidence.reports import COMPARED, FASHION, KNOWN, ROOT, Kept, read_kept
+from tools.evidence.reports import (
+    COMPARED,
+    FASHION,
+    KNOWN,
+    ROOT,
+    Kept,
+    KeptInspections,
+    read_inspections,
+    read_kept,
+)
 from tools.markdown import table, with_block
 
 __all__ = ["DOCUMENT", "document_of", "write_document"]
@@ -35,11 +44,14 @@ EDGE_ROUNDS: Final = 3
 def write_document(document: Path = DOCUMENT, kept: Mapping[str, Kept] | None = None) -> Path:
     """Write the stored figures between the document's markers; leave the other text unchanged."""
     text = document.read_text(encoding="utf-8")
-    document.write_text(document_of(text, read_kept() if kept is None else kept), encoding="utf-8")
+    shown = document_of(text, read_kept() if kept is None else kept, read_inspections())
+    document.write_text(shown, encoding="utf-8")
     return document
 
 
-def document_of(text: str, kept: Mapping[str, Kept]) -> str:
+def document_of(
+    text: str, kept: Mapping[str, Kept], inspections: KeptInspections | None = None
+) -> str:
     """Return the document with the figures of these reports."""
     known, unknown = kept.get(KNOWN), kept.get(FASHION)
     blocks = {
@@ -47,7 +59,7 @@ def document_of(text: str, kept: Mapping[str, Kept]) -> str:
         "digits": MISSING if known is None else _comparison(KNOWN, known),
         "training": MISSING if known is None else _training(KNOWN, known.report),
         "fashion": MISSING if unknown is None else _fashion(unknown),
-        "closed-loop": _closed_loop(kept),
+        "closed-loop": _closed_loop(kept, inspections),
     }
     for name, block in blocks.items():
         text = with_block(text, f"{block}\n", name=name)
@@ -89,12 +101,12 @@ def _comparison(preset: str, kept: Kept) -> str:
     )
 
 
-def _closed_loop(kept: Mapping[str, Kept]) -> str:
+def _closed_loop(kept: Mapping[str, Kept], inspections: KeptInspections | None) -> str:
     """Return the claims of the second experiment, and the tables of its comparisons."""
     reports = {name: kept[name].report for name in COMPARED if name in kept}
     rows = [
         (claim.name, claim.text, claim.figures or "-", claim.outcome)
-        for claim in judge_closed_loop(reports)
+        for claim in judge_closed_loop(reports, () if inspections is None else inspections.reports)
     ]
     tables = [
         f"### {name}\n\n{_closed_loop_tables(reports[name])}"

@@ -13,6 +13,7 @@ import msgspec
 
 from esper.leyline.comparison import ComparisonReport
 from esper.leyline.errors import UnreadableFileError
+from esper.leyline.inspection import InspectionReport
 from esper.nissa.storage.run_directory import cpu_model
 
 __all__ = [
@@ -22,7 +23,11 @@ __all__ = [
     "KNOWN",
     "PRESETS",
     "Kept",
+    "KeptInspections",
+    "inspection_path",
+    "keep_inspections",
     "keep_reports",
+    "read_inspections",
     "read_kept",
     "report_path",
 ]
@@ -38,6 +43,8 @@ CLOSED_LOOP: Final = "closed_loop"
 COMPARED: Final = ("contexts", "lottery", "held-out-contexts", "fashion-contexts")
 """What these are compared on."""
 PRESETS: Final = (KNOWN, FASHION, *COMPARED)
+INSPECTION_SUFFIX: Final = ".inspection.json"
+INSPECTIONS: Final = "inspections.json"
 NUM_DIGITS: Final = 5
 """Significant digits of a stored figure."""
 
@@ -50,6 +57,22 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     machine: str
     report: ComparisonReport
+
+
+class KeptInspections(msgspec.Struct, frozen=True, kw_only=True):
+    """Inspections of the policies of the second experiment, and what they were measured on."""
+
+    date: str
+    """UTC."""
+    commit: str
+    machine: str
+    reports: tuple[InspectionReport, ...]
+    """One for each policy."""
+
+
+def inspection_path(folder: Path, policy: str) -> Path:
+    """Return the path of this policy's inspection."""
+    return folder / f"{policy}{INSPECTION_SUFFIX}"
 
 
 def report_path(folder: Path, preset: str) -> Path:
@@ -78,8 +101,37 @@ def keep_reports(folder: Path, directory: Path = REPORTS) -> Iterator[Path]:
         if preset in kept and kept[preset].report == report:
             continue  # unchanged: keep the date and commit of its measurement
         target = report_path(directory, preset)
-        target.write_bytes(msgspec.json.encode(_kept(report)) + b"\n")
+        target.write_bytes(msgspec.json.encode(Kept(**_origin(), report=report)) + b"\n")
         yield target
+
+
+def read_inspections(directory: Path = REPORTS) -> KeptInspections | None:
+    """Return the stored inspections; None before there are any."""
+    path = directory / INSPECTIONS
+    return msgspec.json.decode(path.read_bytes(), type=KeptInspections) if path.exists() else None
+
+
+def keep_inspections(folder: Path, directory: Path = REPORTS) -> Iterator[Path]:
+    """Store the inspections of a folder; yield their path if they have changed."""
+    paths = sorted(folder.glob(f"*{INSPECTION_SUFFIX}"))
+    reports = tuple(
+        msgspec.convert(_shortened(msgspec.to_builtins(_decoded(path)), {}), InspectionReport)
+        for path in paths
+    )
+    kept = read_inspections(directory)
+    if not reports or (kept is not None and kept.reports == reports):
+        return
+    directory.mkdir(exist_ok=True)
+    target = directory / INSPECTIONS
+    target.write_bytes(msgspec.json.encode(KeptInspections(**_origin(), reports=reports)) + b"\n")
+    yield target
+
+
+def _decoded(path: Path) -> InspectionReport:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=InspectionReport)
+    except msgspec.DecodeError as error:
+        raise UnreadableFileError(path, f"not the report of an inspection: {error}") from None
 
 
 def _read_report(path: Path) -> ComparisonReport:
@@ -118,13 +170,13 @@ def _shortened(value: Any, names: Mapping[str, str]) -> Any:
     return value
 
 
-def _kept(report: ComparisonReport) -> Kept:
-    return Kept(
-        date=datetime.now(UTC).date().isoformat(),
-        commit=_commit(),
-        machine=f"{os.cpu_count()} cores of {cpu_model()}, Python {platform.python_version()}",
-        report=report,
-    )
+def _origin() -> dict[str, str]:
+    """Return when and on what a report was measured."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": _commit(),
+        "machine": f"{os.cpu_count()} cores of {cpu_model()}, Python {platform.python_version()}",
+    }
 
 
 def _commit() -> str:
