@@ -157,13 +157,13 @@ def test_intervals_contain_the_truth_as_often_as_they_say(num_policies: int, spr
     assert 0.93 <= share <= 0.97
 
 
-def two_learned(rng: np.random.Generator, num_policies: int) -> list[ArmScores]:
-    """Return two arms whose policies differ much, the first better by 1 on average."""
+def two_learned(rng: np.random.Generator, num_policies: int, spread: float) -> list[ArmScores]:
+    """Return two arms with policies of their own, the first better by 1 on average."""
     luck = rng.normal(0, 1, size=20)
     return [
         ArmScores(
             gain
-            + rng.normal(0, 1.0, size=(num_policies, 1))
+            + rng.normal(0, spread, size=(num_policies, 1))
             + luck
             + rng.normal(0, 0.5, size=(num_policies, 20)),
             name,
@@ -173,9 +173,25 @@ def two_learned(rng: np.random.Generator, num_policies: int) -> list[ArmScores]:
 
 
 @pytest.mark.parametrize("num_policies", [3, 5])
-def test_intervals_between_learned_arms_are_rather_too_wide(num_policies: int) -> None:
-    # Each set of policies is widened by itself, as if the other did not tell about its spread.
-    assert 0.96 <= coverage(partial(two_learned, num_policies=num_policies)) <= 0.99
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
+def test_intervals_between_learned_arms_do_so_too(num_policies: int, spread: float) -> None:
+    share = coverage(partial(two_learned, num_policies=num_policies, spread=spread))
+
+    assert 0.93 <= share <= 0.97
+
+
+def test_policies_of_two_arms_together_tell_how_much_policies_differ() -> None:
+    """The formula of Welch's test, where seeds do not matter."""
+    tables = [np.array([[v] * 20 for v in row]) for row in ([1.0, 4.0, 9.0], [0.0, 2.0, 1.0, 7.0])]
+    arms = [ArmScores(table, name) for table, name in zip(tables, "ab", strict=True)]
+
+    estimate = bootstrap(arms, mean_difference, seed=1, num_draws=20_000)
+
+    parts = [table[:, 0].var(ddof=1) / len(table) for table in tables]
+    degrees = sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 3)
+    half = t_quantile(degrees) * np.sqrt(sum(parts))
+    assert estimate.high - estimate.value == pytest.approx(half, rel=0.02)
+    assert t_quantile(2) > 1.3 * t_quantile(degrees)
 
 
 def test_bootstrap_is_the_same_for_the_same_seed_and_another_for_another() -> None:

@@ -91,8 +91,8 @@ def bootstrap(
 
     The variance is that of resampling the seeds, plus that of resampling each set of policies,
     without the interaction of both, which the seeds' part contains already. Percentiles of so few
-    policies would be far too narrow; instead, each part is widened by the quantile of Student's t
-    for its number of policies or seeds.
+    policies would be far too narrow; instead, the part of the seeds and that of all policies are
+    each widened by the quantile of Student's t for their degrees of freedom.
 
     Args:
         arms: the runs of each arm that the statistic is computed from.
@@ -117,19 +117,29 @@ def _half_width(
     }
     policies = {name: rng.integers(size, size=(num_draws, size)) for name, size in sizes.items()}
     of_seeds = _spread(arms, statistic, seeds, {})
-    squared = of_seeds * _widening(num_seeds)
+    squared = _widened([of_seeds], [num_seeds])
     if sizes:
         spreads = {name: _spread(arms, statistic, None, {name: policies[name]}) for name in sizes}
         of_policies = sum(spreads.values())
         interaction = _spread(arms, statistic, seeds, policies) - of_seeds - of_policies
         own = max(1.0 - max(interaction, 0.0) / of_policies, 0.0) if of_policies else 0.0
-        squared += own * sum(spreads[name] * _widening(size) for name, size in sizes.items())
+        squared += own * _widened(list(spreads.values()), list(sizes.values()))
     return float(np.sqrt(squared))
 
 
-def _widening(size: int) -> float:
-    """Return the squared t quantile, times what makes a resampled variance unbiased."""
-    return t_quantile(size - 1) ** 2 * size / (size - 1)
+def _widened(resampled: Sequence[float], sizes: Sequence[int]) -> float:
+    """Return a squared half width from resampled variances of samples of these sizes.
+
+    The degrees of freedom of several samples together are those of Welch and Satterthwaite: three
+    policies of each of two arms say more about how much policies differ than three of one.
+    """
+    # A resampled variance is biased.
+    parts = [part * size / (size - 1) for part, size in zip(resampled, sizes, strict=True)]
+    if not any(parts):
+        return 0.0
+    doubts = sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
+    degrees = round(sum(parts) ** 2 / doubts, 1)
+    return t_quantile(degrees) ** 2 * sum(parts)
 
 
 def _spread(
@@ -160,7 +170,7 @@ def _drawn(arm: ArmScores, seeds: Indices | None, policies: dict[str, Indices]) 
 
 
 @cache
-def t_quantile(degrees: int) -> float:
+def t_quantile(degrees: float) -> float:
     """Return the quantile of Student's t distribution that bounds a confidence interval.
 
     With x = sqrt(degrees) * tan(angle), the density of the angle is proportional to
