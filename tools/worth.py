@@ -24,7 +24,7 @@ from esper.kasmina.hosts.statistics import batch_norms
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizers import SeedOptimizers, build_sgd
 from esper.kasmina.slot import NO_MODULES
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Style
+from esper.leyline.actions import Style
 from esper.leyline.attribution import Ablation
 from esper.leyline.stages import LifecycleRules, Stage
 from esper.leyline.tasks import TaskSpec
@@ -34,7 +34,7 @@ from esper.runtime.sources import DataRequest
 from esper.runtime.tasks import load_dataset, registered_task
 from esper.simic.training.batch_ops import backpropagate
 from esper.simic.training.static_work import PlantedSeed, plant
-from tools.isolation import held_out, train_batches
+from tools.isolation import all_blueprints, held_out, train_batches
 from tools.markdown import table
 
 __all__ = ["Worth", "main", "measure", "summary"]
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     dataset = load_dataset(task.name, DataRequest(data_dir=options.data_dir))
     found = [
         measure(task, dataset, blueprint, alpha=alpha)
-        for blueprint in BLUEPRINTS_BY_TOPOLOGY[task.host.topology]
+        for blueprint in all_blueprints(task.host.topology)
         for alpha in ALPHAS
     ]
     print(f"{task.name}, {dataset.origin.value} data\n")

@@ -5,13 +5,13 @@ from typing import cast
 
 import pytest
 import torch
-from tests.kasmina.bodies import BLUEPRINT, SPECS, batch, disturb, generator, grown, plant
+from tests.kasmina.bodies import BLUEPRINT, SPECS, batch, disturb, features, generator, grown, plant
 from tests.kasmina.tools import has_same_bits, has_same_state
 from torch.nn import functional
 
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.slot import NO_MODULES, SeedSlot
 from esper.kasmina.trial import SHARES, keep_what_helps
 from esper.leyline.actions import Style, Topology
 from esper.leyline.stages import Stage
@@ -149,3 +149,19 @@ def test_weights_at_birth_survive_a_restored_state() -> None:
     found = keep_best_of(slot, (1.0,) * len(SHARES), 0.5)
 
     assert all(map(has_same_bits, found, birth))
+
+
+def test_seed_that_is_put_back_in_place_of_a_newborn_has_a_birth_of_its_own() -> None:
+    slot = first(grown(SPECS[Topology.CNN]))
+    plant(slot, Stage.TRAINING, blueprint=BLUEPRINT[Topology.CNN])
+    state = slot.occupant()
+    slot.restore(None, NO_MODULES)
+    plant(slot, Stage.GERMINATED, blueprint=BLUEPRINT[Topology.CNN], seed_id="another")
+    slot.restore(state, slot.modules_for(state))
+    disturb(slot)  # as the weights that are loaded next
+    slot.record_birth()
+
+    keep_best_of(slot, (1.0,) * len(SHARES), 0.5)
+
+    h = features(channels=slot.channels)
+    assert torch.equal(slot.switched_on(h), h)

@@ -244,7 +244,7 @@ class SeedSlot(SlotOperations, nn.Module):
         is_new = modules.seed is not self.seed
         self.seed, self.gate = modules
         if is_new:
-            self._birth = self.weights()
+            self._birth, self._is_newborn = self.weights(), False
         # A new module is in training mode, wherever the rest of the network is.
         self.train(self.training)
         self.num_params = sum(parameter.numel() for parameter in self.seed_parameters())

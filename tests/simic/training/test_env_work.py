@@ -1,5 +1,7 @@
 """Whole steps of envs: what controllers make of them, and what each step leaves behind."""
 
+import math
+
 import pytest
 import torch
 from tests.simic.training.envs import (
@@ -17,6 +19,7 @@ from tests.simic.training.envs import (
 from tests.tamiyo.controllers.situations import situation_of
 
 from esper.leyline.actions import ActionSpec, Op
+from esper.leyline.config import HostSchedule, LrCurve
 from esper.leyline.messages import EnvEvidence, EnvOutcome, MemoryStats, PanicReason
 from esper.leyline.payloads import GradientAnomaly, SeedFossilized
 from esper.leyline.stages import LifecycleRules, Stage
@@ -203,3 +206,22 @@ def test_memory_of_each_device_is_read_once() -> None:
     assert sum(fence.calls.count(FenceCall("memory")) for fence in fences) == 2
     envs[0].fence = CpuFence()
     assert work.memory(envs[:1]) == {}
+
+
+def test_hosts_follow_the_schedule_of_the_run_and_warm_up_after_a_change_of_topology() -> None:
+    schedule = HostSchedule(curve=LrCurve.COSINE, rewarmup_steps=3)
+    world = world_of(max_epochs=8, host_lr=0.02, host_schedule=schedule)
+    rates = []
+    for step in range(8):
+        if step == 3:
+            grow(world.env, SLOTS[0], Stage.HOLDING)
+        if step == 6:
+            grow(world.env, SLOTS[1], Stage.TRAINING)  # changes no output yet
+        world.look()
+        rates.append([group["lr"] for group in world.env.host_optimizer.param_groups])
+        world.act(ActionSpec(op=Op.WAIT, slot_id=SLOTS[0]))
+
+    cosine = [0.5 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
+    warmed = [1.0, 1.0, 1.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    expected = [[0.02 * factor * part] for factor, part in zip(cosine, warmed, strict=True)]
+    assert rates == [pytest.approx(rate) for rate in expected]
