@@ -71,7 +71,11 @@ class RayCluster:
             self._is_local = address is None
             with _signal_handlers_kept():
                 try:
-                    ray.init(**(self._local_options() if address is None else {"address": address}))
+                    if address is None:
+                        with _loopback_only():
+                            ray.init(**self._local_options())
+                    else:
+                        ray.init(address=address)
                 except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     where = "could not be started" if address is None else f"at {address}"
                     raise ConfigError(f"Ray {where}: {one_line(error)}") from None
@@ -175,6 +179,22 @@ def one_line(error: object) -> str:
     """Return an error of Ray, which may have many lines, as a short one."""
     text = " ".join(str(error).split())
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Let Ray listen on the loopback address instead of all, as it does on macOS and Windows.
+
+    A program that has imported Ray before gets no token.
+    """
+    from ray._private import ray_constants  # see connect
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager
