@@ -75,7 +75,11 @@ class RayCluster:
             self._is_local = address is None
             try:
                 with _stop_signals_raised(), _signal_handler_kept():
-                    ray.init(**(self._local_options() if address is None else {"address": address}))
+                    if address is None:
+                        with _loopback_only():
+                            ray.init(**self._local_options())
+                    else:
+                        ray.init(address=address)
             except InterruptedRunError:
                 self._end_half_started()
                 raise
@@ -200,6 +204,22 @@ def one_line(error: object) -> str:
     """Return an error of Ray, which may have many lines, as a short one."""
     text = " ".join(str(error).split())
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Let Ray listen on the loopback address instead of all, as it does on macOS and Windows.
+
+    A program that has imported Ray before gets no token.
+    """
+    from ray._private import ray_constants  # see connect
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager

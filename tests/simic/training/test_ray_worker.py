@@ -107,6 +107,44 @@ def test_without_ray_one_sentence_says_how_to_install_it(
     assert list(tmp_path.iterdir()) == []
 
 
+LISTENING = "0A"
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+"""In the notation of /proc/net: 127.0.0.1, ::1 and ::ffff:127.0.0.1."""
+
+
+def listening_sockets() -> dict[str, str]:
+    """Return the address and port of each listening TCP socket by its inode."""
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]
+    ]
+    return {line[9]: line[1] for line in lines if line[3] == LISTENING}
+
+
+def inodes_of(pid: int) -> set[str]:
+    """Return the inodes of a process's sockets."""
+    found = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def test_a_cluster_of_our_own_listens_on_loopback_only() -> None:
+    RAY_CLUSTER.connect()
+    actor = RAY_CLUSTER.start_worker(lanes=1)
+    pids = {os.getpid(), *processes_with(os.environ["RAY_AUTH_TOKEN"])}
+    pids.add(actor.place.remote().future().result(WAIT_S)[1])
+    owned = set().union(*map(inodes_of, pids))
+    addresses = {place for inode, place in listening_sockets().items() if inode in owned}
+    RAY_CLUSTER.end_worker(actor)
+
+    assert addresses
+    assert {place for place in addresses if place.split(":")[0] not in LOOPBACK} == set()
+
+
 @pytest.fixture
 def home() -> Iterator[Path]:
     # Not pytest's own: the paths of Ray's sockets, which are below it, must be short.
