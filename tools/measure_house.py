@@ -132,7 +132,6 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "simic/training/assembly/run_setup.py": "tests/simic/training/test_seams.py",
     "simic/training/assembly/trainer_assembly.py": "tests/simic/training/test_seams.py",
     "simic/training/assembly/worker_assembly.py": "tests/simic/training/test_seams.py",
-    "simic/training/assembly/worker_identity.py": "tests/simic/training/test_worker_process.py",
     "simic/training/checkpoints/log_agreement.py": (
         "tests/simic/training/checkpoints/test_resuming.py"
     ),
@@ -146,7 +145,6 @@ TESTED_BY: Final[Mapping[str, str]] = {
     "simic/training/vectorized.py": "tests/integration/test_simic_entry_point.py",
     "simic/training/worker_service.py": "tests/simic/training/test_worker_process.py",
     "tolaria/containment.py": "tests/tolaria/test_engine.py",
-    "tolaria/ray_cluster.py": "tests/simic/training/test_ray_worker.py",
     "tolaria/ray_port.py": "tests/simic/training/test_ray_worker.py",
     "tolaria/stopping.py": "tests/tolaria/test_lanes.py",
 }

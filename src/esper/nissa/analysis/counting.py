@@ -282,6 +282,7 @@ def _count_parsed(task: CountTask, counts: Counter[str], tally: Tally) -> None:
             counts.update(keys(heads))
             tally.num_lines += len(lines)
         else:
+            del lines  # together as large as the chunk, which may be one line of many megabytes
             _count_line_by_line(split_lines(chunk), head, keys, counts, tally)
 
 

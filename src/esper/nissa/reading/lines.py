@@ -168,9 +168,13 @@ def _read_blocks(path: Path, stream: BinaryIO) -> Iterator[bytes]:
 
 def split_lines(chunk: bytes) -> list[bytes]:
     """Return the lines of a chunk without their newlines, blank ones included."""
-    if chunk.endswith(b"\n"):
+    if chunk.endswith(b"\n") and len(chunk) <= 2 * CHUNK_BYTES:
         return [line[:-1] for line in lines_of(chunk)]
-    return chunk.split(b"\n") if chunk else []
+    # A longer chunk has a line of many megabytes, which must not be copied twice.
+    lines = chunk.split(b"\n")
+    if not lines[-1]:
+        lines.pop()  # the empty string after the last newline
+    return lines
 
 
 def lines_of(chunk: bytes) -> list[bytes]:
