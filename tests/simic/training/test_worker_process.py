@@ -157,7 +157,7 @@ def test_a_run_interrupted_on_one_engine_is_resumed_on_another(
     assert run_facts(run_dir) == on_threads
 
 
-@pytest.mark.parametrize("field", ["data", "machine_kind", "task", "esper", "python"])
+@pytest.mark.parametrize("field", ["data", "machine_kind", "task", "esper", "protocol", "python"])
 def test_workers_that_would_compute_other_results_are_refused_with_both_values(
     field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +239,66 @@ def test_an_env_that_ends_its_worker_twice_is_quarantined_and_the_others_go_on(
     assert sorted(num_steps) == [1, *[4] * 7]
     (restarted,) = operational_events(run_dir)
     assert restarted["event_type"] == EventType.WORKER_RESTARTED
+
+
+class BrokenEnvError(Exception):
+    """What envs of a test fail with."""
+
+
+def break_envs(patch: Callable[[Any, str, Any], object]) -> None:
+    """Let envs fail in every phase, several in one step, and one while others are behind."""
+    build, begin = TrainingWork.build, TrainingWork.begin_train
+    validate = TrainingWork.validate
+
+    def fail_at(place: tuple[str, int, int, int]) -> None:
+        if place in {
+            ("build", 1, 2, 0),
+            ("train", 0, 3, 1),
+            ("validate", 0, 0, 2),
+            ("validate", 0, 2, 2),
+            ("train", 1, 1, 2),
+            ("validate", 1, 3, 3),
+        }:
+            raise BrokenEnvError(str(place))
+
+    def failing_build(work: TrainingWork, round_index: int, env_id: int) -> Any:
+        fail_at(("build", round_index, env_id, 0))
+        return build(work, round_index, env_id)
+
+    def failing_begin(work: TrainingWork, env: ParallelEnvState, step: int) -> None:
+        fail_at(("train", env.round_index, env.env_idx, step))
+        begin(work, env, step)
+
+    def failing_validate(work: TrainingWork, env: ParallelEnvState, step: int, beat: Any) -> Any:
+        fail_at(("validate", env.round_index, env.env_idx, step))
+        return validate(work, env, step, beat)
+
+    patch(TrainingWork, "build", failing_build)
+    patch(TrainingWork, "begin_train", failing_begin)
+    patch(TrainingWork, "validate", failing_validate)
+
+
+def serve_breaking_envs(descriptors: Sequence[int]) -> int:
+    """Run a worker whose envs fail as those of `break_envs`."""
+    break_envs(setattr)
+    return serve(descriptors)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_envs_that_fail_do_so_in_the_same_events_wherever_they_live(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ForkServer(f"{__name__}:serve_breaking_envs")
+    monkeypatch.setattr(engines, "_FORK_SERVER", server)
+    found = facts_of(digits_job(tmp_path / "p", engine="processes", workers=workers))
+    server.close()
+
+    break_envs(monkeypatch.setattr)
+    run_dir = run_job(digits_job(tmp_path / "t", engine="threads", lanes=2)).run_dir
+
+    events = read_events(run_dir / "events.jsonl")
+    assert sum(event.event_type is EventType.ENV_FAILED for event in events) == 6
+    assert found == run_facts(run_dir)
 
 
 JUNK = [b"", b"\xc1", b"\x91" * 100_000, msgspec.msgpack.encode({"type": "Train", "step": 0})]
