@@ -80,9 +80,9 @@ class RayCluster:
                             ray.init(**self._local_options())
                     else:
                         ray.init(address=address)
-            except InterruptedRunError:
+            except KeyboardInterrupt as signalled:
                 self._end_half_started()
-                raise
+                raise InterruptedRunError(str(signalled)) from None
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 where = "could not be started" if address is None else f"at {address}"
                 raise ConfigError(f"Ray {where}: {one_line(error)}") from None
@@ -224,9 +224,10 @@ def _loopback_only() -> Iterator[None]:
 
 @contextmanager
 def _stop_signals_raised() -> Iterator[None]:
-    """Let a stop signal raise InterruptedRunError at once, after its handler was called.
+    """Let a stop signal raise KeyboardInterrupt at once, after its handler was called.
 
-    Connecting takes seconds, without a cancellation point.
+    Connecting takes seconds, without a cancellation point. Any other exception would be taken by
+    Ray for a failure of its own in many places, and tried again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -244,7 +245,7 @@ def _stop_signals_raised() -> Iterator[None]:
 def _handle_and_raise(handler: "signal._HANDLER", number: int, frame: FrameType | None) -> None:
     if callable(handler):
         handler(number, frame)
-    raise InterruptedRunError(f"received {signal.Signals(number).name}")
+    raise KeyboardInterrupt(f"received {signal.Signals(number).name}")
 
 
 @contextmanager
