@@ -86,6 +86,9 @@ class VectorizedPPOTrainer:
     async def begin(self, started: TrainingStarted) -> None:
         """Emit the first event and save the initial checkpoint, unless the run is resumed."""
         await self.tracer.start()
+        # Workers build the first envs while the initial weights are saved: neither needs the other.
+        if rounds := self.schedule.rounds():
+            self.engine.start_round(rounds[0])
         # A run that is killed in its first round can then be resumed from the initial weights.
         if self.checkpointer.resumed is None:
             await self.reporter.emit(started)
