@@ -3,6 +3,7 @@
 import gzip
 import io
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from backports import zstd
 
 from esper.leyline.errors import UnreadableFileError
 from esper.nissa.reading import lines
-from esper.nissa.reading.lines import STDIN, read_chunks, read_lines
+from esper.nissa.reading.lines import STDIN, read_chunks, read_lines, split_lines
 
 TEXT = b'{"event_type":"A"}\n\n{"event_type":"B"}\nrest'
 LINES = [b'{"event_type":"A"}', b"", b'{"event_type":"B"}', b"rest"]
@@ -76,3 +77,16 @@ def test_damaged_compression_is_reported_in_one_sentence(pack: object, tmp_path:
 
     with pytest.raises(UnreadableFileError, match="damaged"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_long_line_is_copied_once(end: bytes) -> None:
+    chunk = b"x" * (8 << 20) + end
+    tracemalloc.start()
+    try:
+        split = split_lines(chunk)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [len(line) for line in split] == [8 << 20]
+    assert peak < 1.5 * len(chunk)
