@@ -28,6 +28,8 @@ def rank_envs(envs: Iterable[EnvView]) -> tuple[EnvAttention, ...]:
 
 def _attention(env: EnvView, middle: float | None) -> EnvAttention:
     reasons = list(_reasons(env, middle))
+    if not reasons:  # most envs, in every patch
+        return EnvAttention(env_id=env.env_id, score=0, grade=Grade.OK, reasons=())
     return EnvAttention(
         env_id=env.env_id,
         score=sum(reason.score for reason in reasons),

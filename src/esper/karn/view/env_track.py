@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
@@ -310,6 +311,7 @@ def _segment_view(stretch: _Stretch) -> SegmentView:
     )
 
 
+@lru_cache(128)
 def _empty_slot(slot_id: str) -> SlotView:
     return SlotView(
         slot_id=slot_id,
