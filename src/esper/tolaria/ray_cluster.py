@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -36,6 +37,9 @@ NODE_LABEL: Final = "ray.io/node-id"
 COMPANIONS: Final = ("dashboard", "log_monitor", "monitor")
 """Processes that Ray starts with every cluster, by its own names."""
 MAX_MESSAGE_CHARS: Final = 300
+END_LIMIT_S: Final = 1.0
+"""How long to wait for killed processes, which could write into a directory that is removed."""
+POLL_S: Final = 0.01
 
 
 class RayCluster:
@@ -146,7 +150,8 @@ class RayCluster:
     def _end_half_started(self) -> None:
         """Kill the processes of a cluster that was being started, and remove its files."""
         if self._temp_dir is not None:
-            kill_children_with(self._temp_dir)
+            # No other process has this path, and all of a cluster's have it.
+            _kill_processes_with(self._temp_dir)
         self._remove_files()
 
     def _remove_files(self) -> None:
@@ -191,13 +196,26 @@ def _kill_companions() -> None:
             info.process.kill()
 
 
-def kill_children_with(argument: str) -> None:
-    """Kill the child processes that have a text in one of their arguments."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        for child in children.read_text().split():
-            with suppress(OSError):  # it has just ended
-                if argument.encode() in Path("/proc", child, "cmdline").read_bytes():
-                    os.kill(int(child), signal.SIGKILL)
+def _kill_processes_with(argument: str) -> None:
+    """Kill all processes that have a text in an argument, and wait until they have ended."""
+    running = _processes_with(argument)
+    for process in running:
+        with suppress(OSError):  # it has just ended
+            os.kill(process, signal.SIGKILL)
+    deadline_s = time.monotonic() + END_LIMIT_S
+    while running and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+        running = _processes_with(argument)
+
+
+def _processes_with(argument: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            # Empty once a process has ended, even if nobody has waited for it.
+            if argument.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def one_line(error: object) -> str:
