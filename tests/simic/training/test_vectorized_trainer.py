@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.simic.training.small_runs import TASK, force_updates, read_events, small_run
@@ -12,9 +13,11 @@ from esper.leyline.telemetry import Event, EventType
 from esper.nissa.bus.recording_hub import RecordingHub
 from esper.runtime.tasks import all_tasks
 from esper.simic.training import vectorized
+from esper.simic.training.checkpoints.checkpointer import Checkpointer
 from esper.simic.training.checkpoints.resuming import load_run
 from esper.simic.training.policy_controller import PolicyController
 from esper.simic.training.vectorized import run_job
+from esper.tolaria.engine import WorkerEngine
 
 
 def go_on(directory: Path, checkpoint: str, rounds: int, **training: object) -> list[Event]:
@@ -128,3 +131,30 @@ def test_a_replaced_hub_gets_every_event(tmp_path: Path, monkeypatch: pytest.Mon
     assert kinds.count(EventType.LAST_ACTION) == 4
     assert hub.num_flushes == 2
     assert run.error is None
+
+
+def test_envs_of_a_round_start_before_what_does_not_need_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    start, save, learn = WorkerEngine.start_round, Checkpointer.save, PolicyController.learn
+
+    def noted_start(engine: WorkerEngine, round_index: int) -> None:
+        calls.append(f"start {round_index}")
+        start(engine, round_index)
+
+    def noted_save(self: Checkpointer, *arguments: Any, **options: Any) -> Any:
+        calls.append("save")
+        return save(self, *arguments, **options)
+
+    def noted_learn(self: PolicyController, *arguments: Any) -> Any:
+        calls.append("learn")
+        return learn(self, *arguments)
+
+    monkeypatch.setattr(WorkerEngine, "start_round", noted_start)
+    monkeypatch.setattr(Checkpointer, "save", noted_save)
+    monkeypatch.setattr(PolicyController, "learn", noted_learn)
+
+    small_run(tmp_path, n_episodes=2, max_epochs=2)
+
+    assert calls == ["start 0", "save", "start 1", "learn", "save", "learn", "save"]
