@@ -12,18 +12,14 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.util import Finalize
-from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
-from esper.leyline.errors import ConfigError, InterruptedRunError
+from esper.leyline.errors import ConfigError
 from esper.leyline.extras import require_packages
-from esper.leyline.stop_signals import handled_signals
 
 __all__ = ["RayCluster", "one_line"]
 
@@ -37,9 +33,6 @@ NODE_LABEL: Final = "ray.io/node-id"
 COMPANIONS: Final = ("dashboard", "log_monitor", "monitor")
 """Processes that Ray starts with every cluster, by its own names."""
 MAX_MESSAGE_CHARS: Final = 300
-END_LIMIT_S: Final = 1.0
-"""How long to wait for killed processes, which could write into a directory that is removed."""
-POLL_S: Final = 0.01
 
 
 class RayCluster:
@@ -78,15 +71,12 @@ class RayCluster:
                 return
             self._is_local = address is None
             try:
-                with _stop_signals_raised(), _signal_handler_kept():
+                with _signal_handler_kept():
                     if address is None:
                         with _loopback_only():
                             ray.init(**self._local_options())
                     else:
                         ray.init(address=address)
-            except KeyboardInterrupt as signalled:
-                self._end_half_started()
-                raise InterruptedRunError(str(signalled)) from None
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 where = "could not be started" if address is None else f"at {address}"
                 raise ConfigError(f"Ray {where}: {one_line(error)}") from None
@@ -145,19 +135,9 @@ class RayCluster:
         with self._lock:
             _kill_companions()
             ray.shutdown()
-            self._remove_files()
-
-    def _end_half_started(self) -> None:
-        """Kill the processes of a cluster that was being started, and remove its files."""
-        if self._temp_dir is not None:
-            # No other process has this path, and all of a cluster's have it.
-            _kill_processes_with(self._temp_dir)
-        self._remove_files()
-
-    def _remove_files(self) -> None:
-        if self._temp_dir is not None:
-            shutil.rmtree(self._temp_dir, ignore_errors=True)
-            self._temp_dir = None
+            if self._temp_dir is not None:
+                shutil.rmtree(self._temp_dir, ignore_errors=True)
+                self._temp_dir = None
 
     def _local_options(self) -> dict[str, Any]:
         self._temp_dir = tempfile.mkdtemp(prefix="esper-ray-")
@@ -196,28 +176,6 @@ def _kill_companions() -> None:
             info.process.kill()
 
 
-def _kill_processes_with(argument: str) -> None:
-    """Kill all processes that have a text in an argument, and wait until they have ended."""
-    running = _processes_with(argument)
-    for process in running:
-        with suppress(OSError):  # it has just ended
-            os.kill(process, signal.SIGKILL)
-    deadline_s = time.monotonic() + END_LIMIT_S
-    while running and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
-        running = _processes_with(argument)
-
-
-def _processes_with(argument: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            # Empty once a process has ended, even if nobody has waited for it.
-            if argument.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
-
-
 def one_line(error: object) -> str:
     """Return an error of Ray, which may have many lines, as a short one."""
     text = " ".join(str(error).split())
@@ -241,37 +199,13 @@ def _loopback_only() -> Iterator[None]:
 
 
 @contextmanager
-def _stop_signals_raised() -> Iterator[None]:
-    """Let a stop signal raise KeyboardInterrupt at once, after its handler was called.
-
-    Connecting takes seconds, without a cancellation point. Any other exception would be taken by
-    Ray for a failure of its own in many places, and tried again.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in handled_signals()}
-    for number, handler in handlers.items():
-        signal.signal(number, partial(_handle_and_raise, handler))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _handle_and_raise(handler: "signal._HANDLER", number: int, frame: FrameType | None) -> None:
-    if callable(handler):
-        handler(number, frame)
-    raise KeyboardInterrupt(f"received {signal.Signals(number).name}")
-
-
-@contextmanager
 def _signal_handler_kept() -> Iterator[None]:
     """Keep our handler of SIGTERM, which Ray replaces twice while it connects.
 
-    Not only afterwards: connecting takes seconds, in which a signal may come. Other threads than
-    the main one must not change handlers; there, a signal ends the process as Ray decides.
+    Not only afterwards: connecting takes seconds, in which a signal may come. It is handled when
+    Ray has connected: an exception from a handler would be raised anywhere, also where Python holds
+    the lock of its logging to fork, and leaves it locked. Other threads than the main one must not
+    change handlers; there, a signal ends the process as Ray decides.
     """
     import ray  # see RayCluster.connect
 
