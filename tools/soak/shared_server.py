@@ -1,7 +1,7 @@
 """`python -m tools.soak.shared_server`: visitors of a server that shares the run's own process.
 
 What row L13 would be if the server were a thread of the run: with the same limits, and the same
-visitors. It is why the server is a process of its own.
+visitors.
 """
 
 import socket
