@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass
 from math import log
 
-from esper.simic.training.step import MAX_ENVS_DECIDED_APART, MIN_DECIDED_SHARE
+from esper.simic.training.control import MAX_ENVS_DECIDED_APART
+from esper.simic.training.step import MIN_DECIDED_SHARE
 from tools.markdown import table
 
 LEAD_FACTOR = 0.5

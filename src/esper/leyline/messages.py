@@ -7,7 +7,8 @@ envs are in env order, and a quarantined env has None in its place.
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import TypeVar
+from operator import attrgetter
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -44,11 +45,15 @@ __all__ = [
     "StepEvidence",
     "StepOutcome",
     "StepRecord",
+    "by_env",
     "merge_decisions",
     "merge_evidence",
 ]
 
 T = TypeVar("T")
+
+by_env: Final = attrgetter("env_id")
+"""Sorts messages about envs."""
 
 
 class Phase(StrEnum):
@@ -289,7 +294,7 @@ def merge_evidence(parts: Sequence[StepEvidence]) -> StepEvidence:
         env_ids=tuple(sorted(env_id for part in parts for env_id in part.env_ids)),
         envs=_merged_rows(part.envs for part in parts),
         # Workers are ready in any order; events must not depend on it.
-        failures=tuple(sorted((item for part in parts for item in part.failures), key=_env_id)),
+        failures=tuple(sorted((item for part in parts for item in part.failures), key=by_env)),
         feeder_wait_s=sum(part.feeder_wait_s for part in parts),
     )
 
@@ -309,7 +314,3 @@ def _merged_rows(rows: Iterable[tuple[T | None, ...]]) -> tuple[T | None, ...]:
         next((item for item in items if item is not None), None)
         for items in zip(*rows, strict=True)
     )
-
-
-def _env_id(failure: EnvFailure) -> int:
-    return failure.env_id

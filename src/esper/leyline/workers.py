@@ -22,6 +22,7 @@ from esper.leyline.messages import (
     EnvTestResult,
     MemoryStats,
     StepDecision,
+    by_env,
 )
 from esper.leyline.payloads import TopologyManifestRecorded
 
@@ -338,11 +339,11 @@ def merge_replies(replies: Iterable[Reply]) -> Reply:
     parts = list(replies)
     executed = [part.executed for part in parts if part.executed is not None]
     return Reply(
-        evidence=tuple(sorted((item for part in parts for item in part.evidence), key=_env_id)),
+        evidence=tuple(sorted((item for part in parts for item in part.evidence), key=by_env)),
         executed=_merge_executions(executed) if executed else None,
-        tests=tuple(sorted((item for part in parts for item in part.tests), key=_env_id)),
+        tests=tuple(sorted((item for part in parts for item in part.tests), key=by_env)),
         snapshot=next((part.snapshot for part in parts if part.snapshot is not None), None),
-        failures=tuple(sorted((item for part in parts for item in part.failures), key=_env_id)),
+        failures=tuple(sorted((item for part in parts for item in part.failures), key=by_env)),
         error=next((part.error for part in parts if part.error is not None), None),
         costs=WorkerCosts(
             cpu_s=sum(part.costs.cpu_s for part in parts),
@@ -350,10 +351,6 @@ def merge_replies(replies: Iterable[Reply]) -> Reply:
             memory={device: stats for part in parts for device, stats in part.costs.memory.items()},
         ),
     )
-
-
-def _env_id(item: EnvEvidence | EnvTestResult | EnvFailure) -> int:
-    return item.env_id
 
 
 def _merge_executions(results: Iterable[ActionExecutionResult]) -> ActionExecutionResult:
@@ -376,7 +373,7 @@ def _merge_executions(results: Iterable[ActionExecutionResult]) -> ActionExecuti
     return ActionExecutionResult(
         outcomes=sorted(
             (outcome for part in parts for outcome in part.outcomes),
-            key=lambda outcome: outcome.env_id,
+            key=by_env,
         ),
         truncated_bootstrap_targets=[row[0] for row in rows],
         post_action_signals=[row[1] for row in rows],

@@ -20,6 +20,7 @@ from esper.leyline.messages import (
     StepDecision,
     StepEvidence,
     StepOutcome,
+    by_env,
 )
 from esper.leyline.workers import (
     Apply,
@@ -226,7 +227,7 @@ class WorkerEngine:
     def _take_failures(self) -> tuple[EnvFailure, ...]:
         found, self._failures = self._failures, []
         # Workers answer in any order; events must not depend on it.
-        return tuple(sorted(found, key=_env_id))
+        return tuple(sorted(found, key=by_env))
 
     def _num_needed(self, min_share: float) -> int:
         """Return how many workers without a decision have so many envs, whichever they are."""
@@ -248,10 +249,6 @@ class WorkerEngine:
     def _sent(self, port: Port, command: Command) -> "Future[Reply]":
         # Commands are values, so the one that is asked for finds the equal one that was sent ahead.
         return self._ahead.pop((port, command), None) or port.submit(command)
-
-
-def _env_id(failure: EnvFailure) -> int:
-    return failure.env_id
 
 
 def _decoded(state: bytes) -> dict[str, Any]:

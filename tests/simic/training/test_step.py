@@ -4,12 +4,12 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 from tests.builders.messages import env_evidence
+from tests.simic.training.builders import make_control
 
 from esper.leyline.actions import ActionSpec
 from esper.leyline.messages import StepDecision, StepEvidence, StepOutcome
@@ -211,7 +211,8 @@ async def test_decisions_that_need_all_envs_wait_for_all(is_inspected: bool) -> 
 async def test_blind_policy_and_very_many_envs_are_decided_together(
     extractor: FeatureExtractor, num_envs: int, expected: bool
 ) -> None:
-    control: Any = SimpleNamespace(extractor=extractor, num_envs=num_envs)
+    control = make_control(num_envs=num_envs)
+    control.extractor = extractor
     thread = ControlThread(control)
     try:
         assert thread.decides_jointly is expected

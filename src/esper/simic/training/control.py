@@ -6,6 +6,7 @@ Everything here runs sequentially on the control thread.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import torch
@@ -42,7 +43,10 @@ from esper.tamiyo.controllers.protocol import Controller, Situation
 from esper.tamiyo.features import ActionFeedback, FeatureExtractor, ObservationBatch
 from esper.tamiyo.masks import ActionMasker
 
-__all__ = ["Control", "RoundResult"]
+__all__ = ["MAX_ENVS_DECIDED_APART", "Control", "RoundResult"]
+
+MAX_ENVS_DECIDED_APART: Final = 512
+"""With more envs a forward pass takes longer than what is won by not waiting for the slowest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +99,11 @@ class Control:
     def learner(self) -> PolicyController | None:
         """Return the controller if it learns, else None."""
         return self.controller if isinstance(self.controller, PolicyController) else None
+
+    @property
+    def decides_jointly(self) -> bool:
+        """Return whether a decision needs, or had better wait for, the evidence of all envs."""
+        return self.extractor.shows_other_envs or self.num_envs > MAX_ENVS_DECIDED_APART
 
     def begin_round(self, round_index: int) -> None:
         """Reset the ledgers and counters for a new round."""

@@ -32,8 +32,6 @@ MIN_DECIDED_SHARE: Final = 0.25
 A forward pass of the policy has rows for all envs, however few are decided: with many workers, one
 for each would cost too much.
 """
-MAX_ENVS_DECIDED_APART: Final = 512
-"""With more envs a forward pass takes longer than what is won by not waiting for the slowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,7 @@ class ControlThread:
     @property
     def decides_jointly(self) -> bool:
         """Return whether a decision waits for the evidence of all envs."""
-        control = self.control
-        return control.extractor.shows_other_envs or control.num_envs > MAX_ENVS_DECIDED_APART
+        return self.control.decides_jointly
 
     async def decide(self, evidence: StepEvidence) -> StepDecision:
         """Choose one action for each env of the evidence."""
