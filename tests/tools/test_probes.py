@@ -96,19 +96,22 @@ def test_a_plan_that_judges_seeds_earns_more_than_the_same_schedule() -> None:
     kept = Plan(blueprints=("conv_heavy", "depthwise", None), judged_at_age=99)
     judged = replace(kept, judged_at_age=7)
 
-    assert mean_return(judged, seeds=[3000]) > mean_return(kept, seeds=[3000]) + 0.5
+    assert (
+        mean_return("growth", judged, seeds=[3000])
+        > mean_return("growth", kept, seeds=[3000]) + 0.5
+    )
 
 
 def test_the_rule_that_was_found_is_better_than_its_neighbours() -> None:
     # Some of the changes that the search tries; it takes minutes as a whole.
-    earned = mean_return(BEST_RULE, seeds=[2000])
+    earned = mean_return("growth", BEST_RULE, seeds=[2000])
     others = (
         {"judged_at_age": 12},
         {"prune_below_pp": 8.0},
         {"whole_from": 99},
     )
     for change in others:
-        assert mean_return(replace(BEST_RULE, **change), seeds=[2000]) < earned
+        assert mean_return("growth", replace(BEST_RULE, **change), seeds=[2000]) < earned
 
 
 def test_an_unknown_probe_is_named_with_the_known_ones() -> None:

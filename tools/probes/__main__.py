@@ -3,8 +3,8 @@
 For each probe: the return of the best policy and of the best open-loop schedule by exhaustive
 search, the share of the best return that PPO earns greedily in held-out envs under each training
 seed, the same for a policy whose observations are shuffled between envs, and the CPU time of one
-training run. For `probe:growth`, which is too large for that, the best rule and the best schedule
-that a search over plans finds stand for the best policy and schedule. Exits with 1 if a probe is
+training run. For `probe:growth` and `probe:contexts`, which are too large for that, the best rule
+and the best schedule that a search over plans finds stand for them. Exits with 1 if a probe is
 not learned, or if a blind policy learns it.
 
 Usage: python -m tools.probes [NAME ...] [--seeds 1 2 3] [--speed]
@@ -30,7 +30,7 @@ from tools.probes.speed import speed_table
 __all__ = ["REQUIRED_SHARE", "main"]
 
 REQUIRED_SHARE: Final = 0.95
-NEED_EYES: Final = frozenset({"context", "growth", "lottery", "memory"})
+NEED_EYES: Final = frozenset({"context", "lottery", "memory", *PLANNED})
 """Probes that cannot be learned without observations."""
 
 
@@ -103,8 +103,9 @@ def measured(name: str, seeds: Sequence[int]) -> Row:
 
 def references_of(name: str) -> tuple[float, float]:
     """Return what the best policy and the best open-loop schedule earn."""
-    if name == PLANNED:
-        return mean_return(best_plan()), mean_return(best_plan(is_open_loop=True))
+    if name in PLANNED:
+        schedule = best_plan(name, is_open_loop=True)
+        return mean_return(name, best_plan(name)), mean_return(name, schedule)
     setup = setup_of(job_of(name))
     return solve(setup).mean_return, solve(setup, is_open_loop=True).mean_return
 
@@ -114,8 +115,8 @@ def share_learned(name: str, seed: int, *, is_blind: bool = False, **training: o
     with tempfile.TemporaryDirectory() as directory:
         job = job_of(name, seed=seed, telemetry_dir=Path(directory), blind=is_blind, **training)
         played = play(last_checkpoint(train(job)))
-    if name == PLANNED:
-        share = played.mean_return / mean_return(best_plan())
+    if name in PLANNED:
+        share = played.mean_return / mean_return(name, best_plan(name))
     else:
         share = played.share_of(solve(setup_of(job_of(name, **training))))
     who = "blind policy" if is_blind else "policy"

@@ -1,9 +1,9 @@
-"""The best rule and the best schedule of `probe:growth`, found by search.
+"""The best rule and the best schedule of the probes that model real jobs, found by search.
 
-Its hidden draws are too many for the exhaustive search. What is searched instead are plans: what to
-plant in each slot, when to judge a seed by its contribution, and how little of it to run until the
-last steps, as rent is paid for the share of a seed that is blended in. A plan that judges nothing
-is a schedule.
+Their hidden draws are too many for the exhaustive search. What is searched instead are plans: what
+to plant in each slot, when to judge a seed by its contribution, and how little of it to run until
+the last steps, as rent is paid for the share of a seed that is blended in. A plan that judges
+nothing is a schedule.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +32,8 @@ from tools.probes.learning import HELD_OUT_SEEDS, job_of, play_round, setup_of
 
 __all__ = ["PLANNED", "Plan", "PlanController", "best_plan", "mean_return"]
 
-PLANNED: Final = "growth"
-"""The probe that plans are for."""
+PLANNED: Final = frozenset({"growth", "contexts"})
+"""The probes that plans are for."""
 SEARCH_SEEDS: Final = (2000, 2001)
 """Neither those that policies are trained on nor those that they are played on."""
 MAX_PASSES: Final = 3
@@ -108,11 +108,11 @@ class PlanController:
         return AlphaTarget.FULL if step >= self.plan.whole_from else AlphaTarget.HALF
 
 
-def mean_return(plan: Plan, seeds: Sequence[int] = HELD_OUT_SEEDS) -> float:
-    """Return what a plan earns on average over all envs of these seeds."""
+def mean_return(name: str, plan: Plan, seeds: Sequence[int] = HELD_OUT_SEEDS) -> float:
+    """Return what a plan earns on a probe, on average over all envs of these seeds."""
     returns: list[float] = []
     for seed in seeds:
-        setup = setup_of(job_of(PLANNED, seed=seed))
+        setup = setup_of(job_of(name, seed=seed))
         setup = replace(setup, controller=PlanController(setup.worker.rules, plan))
         with one_thread_per_worker():
             done = run_event_loop(partial(play_round, setup), setup.worker.stop)
@@ -121,9 +121,9 @@ def mean_return(plan: Plan, seeds: Sequence[int] = HELD_OUT_SEEDS) -> float:
 
 
 @cache
-def best_plan(*, is_open_loop: bool = False) -> Plan:
+def best_plan(name: str, *, is_open_loop: bool = False) -> Plan:
     """Return the best plan found by changing one choice at a time, until none is better."""
-    value = partial(mean_return, seeds=SEARCH_SEEDS)
+    value = partial(mean_return, name, seeds=SEARCH_SEEDS)
     start = Plan(blueprints=("conv_light",) * 3, judged_at_age=NEVER if is_open_loop else 6)
     best, earned = start, value(start)
     for _ in range(MAX_PASSES):

@@ -13,6 +13,7 @@ __all__ = [
     "PROBES",
     "PROBE_PREFIX",
     "RENTED",
+    "HostKind",
     "OfferedSeed",
     "Probe",
     "ProbeHostSpec",
@@ -30,6 +31,20 @@ class OfferedSeed(msgspec.Struct, frozen=True, kw_only=True):
     num_params: tuple[int, ...]
     worth_pct: tuple[float, ...]
     """Share of the missing accuracy that a grown seed adds."""
+
+
+class HostKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of env has instead of the curve and the duds of its probe."""
+
+    name: str
+    weight: float = 1.0
+    """Share of the envs, relative to the other kinds."""
+    end_pct: float
+    rise_steps: float
+    end_spread_pp: float = 0.0
+    worth_factor: float = 1.0
+    """Of every seed that is no dud."""
+    dud_share: float = 0.0
 
 
 class ProbeHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
@@ -50,6 +65,8 @@ class ProbeHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Steps after which the host has covered 63 % of the way from start to end."""
     gain_pp: tuple[float, ...]
     """Worth of a seed in each kind of env; there are as many kinds, all equally likely."""
+    kinds: tuple[HostKind, ...] = ()
+    """Replaces `gain_pp` where kinds of envs differ in more than the worth of a seed."""
     cue_pp: float = 0.0
     """How far the accuracy of the first kind rises and that of the others falls during the cue."""
     cue_steps: tuple[int, int] = (0, 0)
@@ -75,6 +92,8 @@ class ProbeHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     offers: tuple[OfferedSeed, ...] = ()
     """Replaces `gain_pp` and `seed_params`. A worth, a dud's included, is then a share of the
     missing accuracy, so that two seeds of 50 % leave a quarter of it."""
+    worth_factor: float = 1.0
+    """Of the worth of every seed that is no dud."""
     grows_over_steps: float = 0.0
     """Steps after it begins to show in which a seed reaches 63 % of its worth; 0: at once."""
     luck_spread: float = 0.0
@@ -84,6 +103,27 @@ class ProbeHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     noise_pp: float = 0.0
     """Standard deviation of a measured accuracy; gradients are then noise as well, and tell nothing
     about a seed's worth."""
+
+    @property
+    def kind_weights(self) -> dict[str, float]:
+        """Return every kind of env by name, with its share relative to the others."""
+        if self.kinds:
+            return {kind.name: kind.weight for kind in self.kinds}
+        return {f"kind-{index}": 1.0 for index in range(len(self.gain_pp))}
+
+    def of_kind(self, index: int) -> "ProbeHostSpec":
+        """Return the spec of the envs of one kind."""
+        if not self.kinds:
+            return self
+        kind = self.kinds[index]
+        return msgspec.structs.replace(
+            self,
+            end_pct=kind.end_pct,
+            rise_steps=kind.rise_steps,
+            end_spread_pp=kind.end_spread_pp,
+            dud_share=kind.dud_share,
+            worth_factor=kind.worth_factor,
+        )
 
     @property
     def topology(self) -> Topology:
@@ -117,7 +157,7 @@ RENTED: Final[ProbeSettings] = {
     "reward": {
         "disable_pbrs": True,
         "param_budget": 1000,
-        "param_penalty_weight": 0.025,
+        "param_penalty_weight": 0.2,
         "basic_acc_delta_weight": 5.0,
         "basic_fossilize_base_bonus": 0.0,
         "basic_contribution_scale": 0.0,
@@ -374,11 +414,57 @@ _GROWTH: Final = Probe(
     },
 )
 
+_CONTEXTS: Final = Probe(
+    name="contexts",
+    summary="probe: the job of closed_loop without networks: hosts differ in what growth is worth",
+    # Curves and worths fitted by eye to 144 episodes of digits_contexts; see docs/probes.md.
+    host=msgspec.structs.replace(
+        _GROWTH.host,
+        kinds=(
+            HostKind(name="pointwise", end_pct=40.0, rise_steps=20.0, end_spread_pp=12.0),
+            HostKind(name="spatial", end_pct=98.0, rise_steps=4.0, end_spread_pp=2.0),
+            HostKind(
+                name="permuted",
+                end_pct=30.0,
+                rise_steps=12.0,
+                end_spread_pp=6.0,
+                worth_factor=0.9,
+            ),
+            HostKind(
+                name="noisy",
+                end_pct=11.0,
+                rise_steps=10.0,
+                end_spread_pp=1.0,
+                worth_factor=0.01,
+            ),
+            HostKind(
+                name="lottery",
+                weight=3.0,
+                end_pct=40.0,
+                rise_steps=20.0,
+                end_spread_pp=12.0,
+                dud_share=0.5,
+            ),
+        ),
+        grows_over_steps=10.0,
+        noise_pp=1.5,
+    ),
+    settings={
+        **_GROWTH.settings,
+        # With half as many envs some policies prune duds, but do not plant again.
+        "n_envs": 256,
+        "n_episodes": 100,
+        "lr_end": 3e-4,
+        "entropy_coef_start": 0.04,
+        "entropy_anneal_episodes": 256 * 80,
+    },
+)
+
 PROBES: Final[Mapping[str, Probe]] = {
     probe.name: probe
     for probe in (
         *(_CONSTANT, _DISCOUNT, _MEMORY, _CONTEXT, _LOTTERY, _PATIENCE, _RENT),
-        _GROWTH,
+        *(_GROWTH, _CONTEXTS),
     )
 }
 """The probes that ship with Esper; the task of one is `probe:NAME`."""

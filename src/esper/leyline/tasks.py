@@ -556,10 +556,10 @@ def _probe_task(probe: Probe) -> TaskSpec:
 
 
 def _kinds_of(probe: Probe) -> tuple[ContextSpec, ...]:
-    num_kinds = len(probe.host.gain_pp)
-    if num_kinds == 1:
+    weights = probe.host.kind_weights
+    if len(weights) == 1:
         return ()
-    return tuple(ContextSpec(name=f"kind-{kind}") for kind in range(num_kinds))
+    return tuple(ContextSpec(name=name, weight=weight) for name, weight in weights.items())
 
 
 TASKS: Final[Mapping[str, TaskSpec]] = {
@@ -601,15 +601,20 @@ PRESETS: Final[Mapping[str, Preset]] = {
         ),
         Preset(
             name="closed_loop",
-            summary="one policy for digits_contexts and digits_lottery; see docs/evidence.md",
+            summary="the contexts of digits_contexts and digits_lottery; see docs/evidence.md",
             settings={
                 "task": "digits_contexts",
                 "contexts": {
                     **{context.name: context.weight for context in _FAMILY if context.weight},
-                    "lottery": 2.0,
+                    "lottery": 3.0,
                 },
                 "n_episodes": 30,
             },
+        ),
+        Preset(
+            name="closed_loop_probe",
+            summary="closed_loop without networks: thousands of episodes in minutes",
+            settings={"task": "probe:contexts"},
         ),
         _preset("cifar_baseline", "CIFAR-10 with broad exploration", **_EXPLORING),
         _preset("cifar_impaired", "a crippled host with broad exploration", **_EXPLORING),

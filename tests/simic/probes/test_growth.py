@@ -10,7 +10,7 @@ from esper.leyline.actions import Blueprint, Style, Topology
 from esper.leyline.alpha import AlphaState
 from esper.leyline.probes import PROBES, ProbeHostSpec
 from esper.leyline.stages import Stage
-from esper.leyline.tasks import TASKS, CnnHostSpec
+from esper.leyline.tasks import PRESETS, TASKS, CnnHostSpec
 from esper.simic.probes.growth import (
     Fate,
     accuracy_pct,
@@ -200,3 +200,50 @@ def test_fates_have_the_shares_of_the_probe_and_differ_by_env_round_and_seed() -
     assert sum(fate.kind for fate in fates) / len(fates) == pytest.approx(0.5, abs=0.05)
     duds = [is_dud for fate in fates for is_dud in fate.duds]
     assert sum(duds) / len(duds) == pytest.approx(0.25, abs=0.02)
+
+
+def test_an_env_has_the_curve_the_duds_and_the_worths_of_its_kind() -> None:
+    spec = PROBES["contexts"].host
+    fates = [
+        draw_fate(spec, run_seed=3, round_index=0, env_id=env_id, num_seeds=8)
+        for env_id in range(1200)
+    ]
+    by_kind = {
+        kind.name: [fate for fate in fates if fate.kind == index]
+        for index, kind in enumerate(spec.kinds)
+    }
+
+    # Weights of 1, 1, 1, 1 and 2; three deviations of a binomial.
+    assert [len(found) / 1200 for found in by_kind.values()] == pytest.approx(
+        [1 / 6, 1 / 6, 1 / 6, 1 / 6, 1 / 3], abs=0.04
+    )
+    assert not any(any(fate.duds) for fate in fates if fate not in by_kind["lottery"])
+    duds = [dud for fate in by_kind["lottery"] for dud in fate.duds]
+    assert sum(duds) / len(duds) == pytest.approx(0.5, abs=0.03)
+    ends = {
+        name: {
+            round(accuracy_pct(spec.of_kind(fate.kind), fate, 1000, [], []), 1) for fate in found
+        }
+        for name, found in by_kind.items()
+    }
+    assert min(ends["spatial"]) > 95.0
+    assert max(ends["noisy"]) < 13.0
+    light = seed(blueprint=Blueprint.CONV_LIGHT)
+    worths = [worth(spec.of_kind(kind), Fate(kind, (False,)), light) for kind in range(5)]
+    assert worths == pytest.approx([70.0, 70.0, 63.0, 0.7, 70.0])
+
+
+def test_a_kind_that_is_given_changes_no_other_draw() -> None:
+    spec = PROBES["contexts"].host
+    facts = {"run_seed": 1, "round_index": 2, "env_id": 3, "num_seeds": 9}
+    drawn = draw_fate(spec, **facts)
+
+    assert draw_fate(spec, **facts, kind=drawn.kind) == drawn
+    assert draw_fate(spec, **facts, kind=4).luck == drawn.luck
+
+
+def test_the_probe_has_the_contexts_of_the_job_that_it_stands_for() -> None:
+    preset = PRESETS["closed_loop"].settings["contexts"]
+    contexts = TASKS["probe:contexts"].contexts
+
+    assert {context.name: context.weight for context in contexts} == preset

@@ -36,13 +36,30 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 def draw_fate(
-    spec: ProbeHostSpec, *, run_seed: int, round_index: int, env_id: int, num_seeds: int
+    spec: ProbeHostSpec,
+    *,
+    run_seed: int,
+    round_index: int,
+    env_id: int,
+    num_seeds: int,
+    kind: int | None = None,
 ) -> Fate:
-    """Draw the fate of an env from its own stream; it depends on nothing else."""
+    """Draw the fate of an env from its own stream; it depends on nothing else.
+
+    Args:
+        spec: the probe.
+        run_seed: seed of the run.
+        round_index: the round.
+        env_id: the env.
+        num_seeds: the most seeds that an episode can have.
+        kind: the kind of the env; None draws it.
+    """
     source = stream_seed(run_seed, purpose=StreamPurpose.PROBE, round=round_index, env=env_id)
     rng = Random(source)
     # Drawn first: the kind does not depend on how many seeds an episode could have.
-    kind = rng.randrange(len(spec.gain_pp))
+    drawn = _drawn_kind(spec, rng)
+    kind = drawn if kind is None else kind
+    spec = spec.of_kind(kind)
     duds = tuple(rng.random() < spec.dud_share for _ in range(num_seeds))
     shift = spec.end_spread_pp * rng.uniform(-1.0, 1.0)
     if spec.luck_spread == 0.0:
@@ -50,6 +67,14 @@ def draw_fate(
     spread = spec.luck_spread
     luck = tuple(rng.uniform(1.0 - spread, 1.0 + spread) for _ in range(num_seeds))
     return Fate(kind, duds, luck, shift)
+
+
+def _drawn_kind(spec: ProbeHostSpec, rng: Random) -> int:
+    weights = list(spec.kind_weights.values())
+    if not spec.kinds:
+        return rng.randrange(len(weights))
+    (kind,) = rng.choices(range(len(weights)), weights)
+    return kind
 
 
 def noise_of(*, run_seed: int, round_index: int, env_id: int) -> Random:
@@ -82,7 +107,7 @@ def _plain_worth(
     if fate.duds[seed_index]:
         return spec.dud_pp
     if spec.offers:
-        return _offer_of(spec, seed.blueprint).worth_pct[slot_index]
+        return spec.worth_factor * _offer_of(spec, seed.blueprint).worth_pct[slot_index]
     if spec.blueprints and seed.blueprint != spec.blueprints[fate.kind]:
         return spec.wrong_pp
     return spec.gain_pp[fate.kind]

@@ -5,8 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from esper.kasmina.seed import GerminationRequest
 from esper.leyline.actions import Blueprint, Tempo
 from esper.leyline.config import TrainingConfig
@@ -104,6 +102,7 @@ class ProbeWork(ActionWork):
     def build(self, round_index: int, env_id: int) -> ProbeEnv:
         """Build an env whose hidden draws come from its own stream."""
         config = self.config
+        drawn = context_of(self.task, config, round_index, env_id)
         # Drawn for the whole episode at its start, so that no draw depends on a decision.
         fate = draw_fate(
             self.spec,
@@ -111,10 +110,9 @@ class ProbeWork(ActionWork):
             round_index=round_index,
             env_id=env_id,
             num_seeds=config.max_epochs,
+            kind=None if drawn is None else self.task.contexts.index(drawn),
         )
-        drawn = context_of(self.task, config, round_index, env_id)
-        kind = fate.kind if drawn is None else self.task.contexts.index(drawn)
-        return self.build_with(msgspec.structs.replace(fate, kind=kind), round_index, env_id)
+        return self.build_with(fate, round_index, env_id)
 
     def build_with(self, fate: Fate, round_index: int, env_id: int) -> ProbeEnv:
         """Build an env with given hidden draws."""
@@ -131,7 +129,7 @@ class ProbeWork(ActionWork):
             signal_tracker=SignalTracker(),
             outbox=outbox,
             model=ProbeBody(
-                spec=self.spec,
+                spec=self.spec.of_kind(fate.kind),
                 fate=fate,
                 slots=slots,
                 noise=noise_of(run_seed=config.seed, round_index=round_index, env_id=env_id),
