@@ -18,7 +18,13 @@ from esper.leyline.actions import (
     causal_heads,
 )
 from esper.leyline.errors import UsageError
-from esper.leyline.schedules import actions_by_step, decode_schedule, scheduled
+from esper.leyline.schedules import (
+    ThresholdRule,
+    actions_by_step,
+    decode_rule,
+    decode_schedule,
+    scheduled,
+)
 
 HEADS = {
     Head.BLUEPRINT: Blueprint,
@@ -75,3 +81,38 @@ def test_mistake_is_named_with_the_file(text: bytes, reason: str) -> None:
         decode_schedule(text, "plan.json")
 
     assert str(caught.value).startswith("plan.json: ")
+
+
+RULE = ThresholdRule(
+    slots=("r0c0",),
+    blueprint="conv_light",
+    style="linear_add",
+    first_step=0,
+    last_step=20,
+    after_steps=7,
+    keep_above_pp=9.0,
+    prune_below_pp=1.0,
+    whole_from=36,
+)
+
+
+def test_rule_survives_its_file() -> None:
+    assert decode_rule(msgspec.json.encode(RULE), "rule.json") == RULE
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"blueprint": "conv_hevy"}, "conv_heavy"),
+        ({"style": "linear"}, "linear_add"),
+        ({"first_step": "soon"}, "Expected `int`, got `str`"),
+        ({"keep": 1}, "unknown field `keep`"),
+    ],
+)
+def test_mistake_in_a_rule_is_named_with_the_file(changes: dict[str, object], reason: str) -> None:
+    text = msgspec.json.encode({**msgspec.structs.asdict(RULE), **changes})
+
+    with pytest.raises(UsageError, match=reason) as caught:
+        decode_rule(text, "rule.json")
+
+    assert str(caught.value).startswith("rule.json: ")

@@ -27,6 +27,7 @@ __all__ = [
     "ThresholdRule",
     "actions_by_step",
     "blueprint_named",
+    "decode_rule",
     "decode_schedule",
     "scheduled",
     "style_named",
@@ -68,6 +69,8 @@ class ThresholdRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Age from which seeds are judged."""
     keep_above_pp: float
     prune_below_pp: float
+    whole_from: int = 0
+    """Step from which its seeds run at full alpha; at half of it before, for half of the rent."""
 
 
 _CHOICES: Final[dict[Head, type[IntEnum]]] = {
@@ -125,6 +128,24 @@ def decode_schedule(data: bytes, source: str) -> Schedule:
     except (UnknownNameError, UsageError) as error:
         raise UsageError(f"{source}: {error}") from None
     return schedule
+
+
+def decode_rule(data: bytes, source: str) -> ThresholdRule:
+    """Return the threshold rule of a JSON file, checked for unknown names.
+
+    Args:
+        data: the file: an object with the fields of a rule.
+        source: the file's name, for messages.
+    """
+    try:
+        rule = msgspec.json.decode(data, type=ThresholdRule)
+        blueprint_named(rule.blueprint)
+        style_named(rule.style)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"{source}: not a rule: {error}") from None
+    except UnknownNameError as error:
+        raise UsageError(f"{source}: {error}") from None
+    return rule
 
 
 def blueprint_named(name: str) -> Blueprint:

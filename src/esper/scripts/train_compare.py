@@ -49,9 +49,9 @@ ARMS_HELP: Final = (
     "wait, random, heuristic, periodic, ppo:CHECKPOINT[,CHECKPOINT...], "
     "ppo:builtin:NAME, static-final (the networks grown by the preceding ppo arm, trained "
     "from scratch), static-final:RUN (the networks recorded in the last round of a run), "
-    "schedule:FILE (a fixed list of actions), yoked:CHECKPOINT (what the policy did under "
-    "another seed), blind:CHECKPOINT (the policy, shown the observations of other envs), "
-    "random-matched (chance, as often with each op as the preceding ppo arm), "
+    "schedule:FILE (a fixed list of actions), rule:FILE (a threshold rule), yoked:CHECKPOINT (what "
+    "the policy did under another seed), blind:CHECKPOINT (the policy, shown the observations of "
+    "other envs), random-matched (chance, as often with each op as the preceding ppo arm), "
     "schedule:search and rule:search (the best fixed schedule and the best threshold rule that "
     "Optuna finds), oracle (the best schedule found for each context) "
     f"(default: {' '.join(DEFAULT_ARMS)})"
@@ -82,13 +82,6 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         "--greedy", action="store_true", help="policies take the most likely actions (default: no)"
     )
     group.add_argument(
-        "--search-episodes",
-        type=int,
-        metavar="N",
-        help="episodes of each search (default: as many as the first policy was trained on, or "
-        "480)",
-    )
-    group.add_argument(
         "--out",
         default=DEFAULT_DIRECTORY,
         metavar="DIR",
@@ -114,7 +107,34 @@ def add_compare_flags(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="write the report as JSON; without FILE, print it instead of the tables (default: no)",
     )
+    _add_search_flags(parser)
     add_job_flags(parser, without_effect=(POLICY_FLAGS, *WITHOUT_RUN))
+
+
+def _add_search_flags(parser: ArgumentParser) -> None:
+    """Add the flags of arms that are searched for."""
+    group = parser.add_argument_group("search of a schedule or rule")
+    group.add_argument(
+        "--search-episodes",
+        type=int,
+        metavar="N",
+        help="episodes of each search (default: as many as the first policy was trained on, or "
+        "480)",
+    )
+    group.add_argument(
+        "--search-first",
+        nargs=2,
+        metavar=("TASK", "N"),
+        help="search so many episodes of a cheaper task first, such as probe:contexts, and begin "
+        "with the best found there (default: begin with random trials)",
+    )
+    group.add_argument(
+        "--keep-found",
+        type=Path,
+        metavar="DIR",
+        help="write what schedule:search and rule:search find to DIR/schedule.json and "
+        "DIR/rule.json, for schedule:FILE and rule:FILE (default: none)",
+    )
 
 
 def run_compare(arguments: Namespace) -> int:
@@ -149,8 +169,12 @@ def _compare(arguments: Namespace, seeds: Sequence[int]) -> ComparisonReport:
     # Imported here because they load torch, which parsing and --help must not.
     from esper.runtime.tasks import tasks_for
     from esper.simic.evaluation.arms import parse_arms
-    from esper.simic.evaluation.compare import compare
+    from esper.simic.evaluation.compare import FirstSearch, compare
 
+    first = None
+    if arguments.search_first is not None:
+        task, number = arguments.search_first
+        first = FirstSearch(task, _positive(number, "--search-first"))
     layers = layers_from(arguments)
     job, _ = merge_job(*layers, tasks=tasks_for(layers))
     arms = parse_arms(arguments.arms)
@@ -164,9 +188,17 @@ def _compare(arguments: Namespace, seeds: Sequence[int]) -> ComparisonReport:
         directory=Path(arguments.out),
         greedy=arguments.greedy,
         search_episodes=arguments.search_episodes,
+        search_first=first,
+        keep_found=arguments.keep_found,
         progress=None if job.run.quiet else progress,
     )
     return msgspec.structs.replace(report, learning=learning)
+
+
+def _positive(text: str, flag: str) -> int:
+    if not text.isdecimal() or len(text) > MAX_SEED_DIGITS or int(text) == 0:
+        raise UsageError(f"{flag} {shown(text)}: expected a number of episodes, such as 4096")
+    return int(text)
 
 
 def _page(report: ComparisonReport) -> bytes:

@@ -11,8 +11,9 @@ from esper.leyline.config import Job
 from esper.leyline.errors import InterruptedRunError, UsageError
 from esper.leyline.schedules import ThresholdRule
 from esper.simic.evaluation.arm_run import run_arm
-from esper.simic.evaluation.arms import Arm, parse_arms
-from esper.simic.evaluation.search import Searcher
+from esper.simic.evaluation.arms import Arm, ArmKind, parse_arms
+from esper.simic.evaluation.compare import compare
+from esper.simic.evaluation.search import Search, Searcher, _schedule_from
 from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.tolaria.stopping import StopFlag
@@ -80,7 +81,8 @@ def test_interrupted_search_goes_on_with_its_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = probe_job("context", tmp_path, n_envs=2)
-    whole = searcher_of(job, tmp_path / "whole", num_trials=12).best_schedule()
+    search = Search(ArmKind.SCHEDULE)
+    whole = searcher_of(job, tmp_path / "whole", num_trials=12).find(search)
     broken = searcher_of(job, tmp_path / "broken", num_trials=12)
     calls: list[int] = []
     run = Searcher._task_return
@@ -94,11 +96,12 @@ def test_interrupted_search_goes_on_with_its_trials(
     monkeypatch.setattr(Searcher, "_task_return", counted)
 
     with pytest.raises(InterruptedRunError):
-        broken.best_schedule()
-    assert broken.best_schedule() == whole
+        broken.find(search)
+    assert broken.find(search) == whole
 
-    # The sixth was tried twice, the others once; equal parameters are not tried again.
-    assert len(calls) <= 12 + 1
+    # Waiting under each of eight seeds as well. The sixth was tried twice, the others once; equal
+    # parameters are not tried again.
+    assert len(calls) <= 12 + 8 + 1
 
 
 def test_search_without_optuna_says_what_to_install(
@@ -107,7 +110,7 @@ def test_search_without_optuna_says_what_to_install(
     monkeypatch.setitem(sys.modules, "optuna", None)
 
     with pytest.raises(UsageError, match=r"pip install 'esper-grow\[search\]'"):
-        searcher_of(probe_job("context", tmp_path), tmp_path, 12).best_rule()
+        searcher_of(probe_job("context", tmp_path), tmp_path, 12).find(Search(ArmKind.RULE))
 
 
 def test_oracle_of_a_task_without_contexts_is_refused(tmp_path: Path) -> None:
@@ -120,8 +123,44 @@ def test_oracle_of_a_task_without_contexts_is_refused(tmp_path: Path) -> None:
 def test_found_rule_is_made_of_what_the_task_offers(tmp_path: Path) -> None:
     job = probe_job("rent", tmp_path, n_envs=2)
 
-    rule = searcher_of(job, tmp_path, num_trials=10).best_rule()
+    rule = searcher_of(job, tmp_path, num_trials=10).find(Search(ArmKind.RULE))
 
     assert isinstance(rule, ThresholdRule)
     assert set(rule.slots) <= set(job.training.slots)
     assert len(list(tmp_path.glob("search-rule-*.json"))) == 1
+
+
+def test_what_a_comparison_finds_can_be_played_elsewhere(tmp_path: Path) -> None:
+    job, kept = probe_job("lottery", tmp_path, n_envs=2), tmp_path / "found"
+    arms = parse_arms(["schedule:search", "rule:search"])
+    found = compare(
+        job, arms, seeds=[1000, 1001], directory=tmp_path, search_episodes=24, keep_found=kept
+    )
+    files = parse_arms([f"schedule:{kept / 'schedule.json'}", f"rule:{kept / 'rule.json'}"])
+    again = compare(job, files, seeds=[1000, 1001], directory=tmp_path / "again")
+
+    # Searched side by side, in processes; what is found is what one search after another finds.
+    alone = searcher_of(job, tmp_path / "alone", num_trials=12)
+    assert files[0].schedule == alone.find(Search(ArmKind.SCHEDULE))
+    assert files[1].rule == alone.find(Search(ArmKind.RULE))
+    assert [arm.task_return for arm in again.arms] == [arm.task_return for arm in found.arms]
+
+
+def test_a_schedule_can_run_its_seeds_in_part_until_a_step(tmp_path: Path) -> None:
+    from optuna.trial import FixedTrial  # optional
+
+    slots = {"r0c0": ("conv_light", 3), "r0c1": ("norm", 3), "r0c2": ("nothing", 0)}
+    parameters: dict[str, object] = {"whole from": 9}
+    for slot, (blueprint, step) in slots.items():
+        parameters |= {f"{slot} blueprint": blueprint, f"{slot} style": "linear_add"}
+        parameters |= {f"{slot} step": step, f"{slot} kept after": 40}
+
+    schedule = _schedule_from(probe_job("growth", tmp_path), FixedTrial(parameters))
+
+    found = [(row.step, row.op, row.slot, row.alpha_target) for row in schedule]
+    assert found == [
+        (3, "germinate", "r0c0", "half"),
+        (4, "germinate", "r0c1", "half"),
+        (9, "set_alpha_target", "r0c0", "full"),
+        (10, "set_alpha_target", "r0c1", "full"),
+    ]

@@ -6,7 +6,7 @@ from tests.builders.messages import make_report
 from tests.tamiyo.controllers.situations import RULES, chosen, evidence_of
 from tests.tamiyo.states import SLOTS
 
-from esper.leyline.actions import ActionSpec, Blueprint, Op, Style
+from esper.leyline.actions import ActionSpec, AlphaTarget, Blueprint, Op, Style
 from esper.leyline.alpha import AlphaState
 from esper.leyline.reports import SeedReport
 from esper.leyline.schedules import ThresholdRule
@@ -79,3 +79,21 @@ def test_it_plants_in_the_next_slot_when_one_is_taken() -> None:
     assert decided(taken, step=4).slot_id == SLOTS[0]
     alone = msgspec.structs.replace(RULE, slots=(SLOTS[1],))
     assert decided(taken, step=4, rule=alone) == WAIT
+
+
+@pytest.mark.parametrize(("target", "step"), [(0.5, 29), (0.5, 30), (1.0, 30), (0.0, 30)])
+def test_seeds_that_run_in_part_come_to_full_alpha_from_a_step_on(target: float, step: int) -> None:
+    rule = msgspec.structs.replace(RULE, whole_from=30)
+    seed = msgspec.structs.replace(
+        held(contribution_pp=0.0), alpha=AlphaState(alpha=target, target=target)
+    )
+    whole = ActionSpec(op=Op.SET_ALPHA_TARGET, slot_id=SLOTS[0], alpha_target=AlphaTarget.FULL)
+
+    assert decided(seed, step=step, rule=rule) == (whole if (target, step) == (0.5, 30) else WAIT)
+
+
+@pytest.mark.parametrize(("step", "target"), [(3, AlphaTarget.HALF), (4, AlphaTarget.FULL)])
+def test_it_plants_at_half_alpha_until_seeds_are_whole(step: int, target: AlphaTarget) -> None:
+    rule = msgspec.structs.replace(RULE, whole_from=4)
+
+    assert decided(step=step, rule=rule).alpha_target is target

@@ -14,7 +14,7 @@ from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import Job
 from esper.leyline.errors import UnknownNameError, UsageError
 from esper.leyline.payloads import TopologyManifestRecorded
-from esper.leyline.schedules import Schedule, ThresholdRule, decode_schedule
+from esper.leyline.schedules import Schedule, ThresholdRule, decode_rule, decode_schedule
 from esper.nissa.storage.files import read_limited
 from esper.simic.evaluation.recorded import last_recorded
 from esper.simic.training.checkpoints.builtin import checkpoint_at
@@ -168,9 +168,19 @@ def _parse_arm(text: str, before: Sequence[Arm]) -> Arm:
         data = read_limited(Path(paths), MAX_SCHEDULE_BYTES, "schedule")
         schedule = decode_schedule(data, paths)
         return Arm(name=text, command="wait", kind=ArmKind.SCHEDULE, schedule=schedule)
+    if kind == ArmKind.RULE and paths:
+        rule = decode_rule(read_limited(Path(paths), MAX_SCHEDULE_BYTES, "rule"), paths)
+        return Arm(name=text, command="wait", kind=ArmKind.RULE, rule=rule)
     if kind not in WITH_POLICY or not paths:
         known = (f"{kind}:CHECKPOINT" for kind in ArmKind if kind in WITH_POLICY)
-        others = (f"{ArmKind.SCHEDULE}:FILE", *SEARCHED, STATIC, f"{STATIC}:RUN", MATCHED)
+        others = (
+            f"{ArmKind.SCHEDULE}:FILE",
+            f"{ArmKind.RULE}:FILE",
+            *SEARCHED,
+            STATIC,
+            f"{STATIC}:RUN",
+            MATCHED,
+        )
         raise UnknownNameError("arm", text, (*BASELINES, *known, *others))
     return Arm(name=text, command=POLICY, kind=ArmKind(kind), policies=_policies_at(paths))
 

@@ -12,7 +12,7 @@ import msgspec
 
 from esper.kasmina.blueprints import is_installed_blueprint
 from esper.leyline.comparison import ArmRun, ComparisonReport
-from esper.leyline.config import EngineKind, Job
+from esper.leyline.config import EngineKind, Job, RunOptions
 from esper.leyline.errors import InterruptedRunError, UnreadableFileError, UsageError
 from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
 from esper.runtime.datasets import TensorDataset
@@ -20,7 +20,7 @@ from esper.runtime.tasks import is_installed_task, registered_task
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import Arm
 from esper.simic.evaluation.code_version import code_version
-from esper.simic.evaluation.search import Searcher
+from esper.simic.evaluation.search import Found, Search, Searcher, first_job
 from esper.simic.evaluation.summary import summarize
 from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker
 from esper.simic.training.assembly.worker_setup import load_data
@@ -29,13 +29,22 @@ from esper.tolaria.side_by_side import results_side_by_side
 from esper.tolaria.stopping import CallerEvent, StopFlag
 from esper.tolaria.supervisor import stop_signals
 
-__all__ = ["RunStore", "compare"]
+__all__ = ["FirstSearch", "RunStore", "compare"]
 
 MAX_RUN_BYTES: Final = 64 << 20
+ALONE: Final = RunOptions(workers=1)
+"""On an accelerator, which may have memory for one run only, searches follow one another."""
 DEFAULT_SEARCH_EPISODES: Final = 480
 """Of each search, where no policy is compared."""
 Progress = Callable[[ArmRun, bool], None]
 """Called for every run, on the caller's thread, with whether it was reused from the directory."""
+
+
+class FirstSearch(NamedTuple):
+    """A cheaper task that is searched before the task of a comparison."""
+
+    task: str
+    num_episodes: int
 
 
 class _Wanted(NamedTuple):
@@ -117,6 +126,8 @@ def compare(
     directory: Path,
     greedy: bool = False,
     search_episodes: int | None = None,
+    search_first: FirstSearch | None = None,
+    keep_found: Path | None = None,
     progress: Progress | None = None,
     shutdown_event: CallerEvent | None = None,
 ) -> ComparisonReport:
@@ -133,6 +144,8 @@ def compare(
         directory: where runs are saved.
         greedy: policies take the most likely actions instead of sampling.
         search_episodes: episodes of each search; None takes as many as the first policy's training.
+        search_first: the task that each search begins with; None begins with random trials.
+        keep_found: directory for what searches find: a file for each, that an arm can be made of.
         progress: called for every run.
         shutdown_event: set it to stop at the next cancellation point.
     """
@@ -150,21 +163,25 @@ def compare(
                 num_others,
             )
         dataset = load_data(job, stop)
+        is_on_cpu = _is_on_cpu(job)
         searcher = Searcher(
-            job=job,
+            job=_beside_others(job) if is_on_cpu else job,
             directory=directory,
             num_episodes=search_episodes or _num_training_episodes(arms),
             stop=stop,
             dataset=dataset,
+            first=None if search_first is None else _first(job, search_first, directory, stop),
         )
-        arms = _resolved(arms, searcher, directory)
+        arms = _resolved(arms, searcher, directory, job.run if is_on_cpu else ALONE)
+        if keep_found is not None:
+            _keep_found(arms, keep_found)
         bench = _Workbench(job=job, store=store, stop=stop, dataset=dataset, progress=progress)
         first, *others = ([*_chains(arms, seed)] for seed in seeds)
         try:
             bench.run_alone(first)
             # Ordered by seed, so that the runs of an interrupted comparison are paired.
             rest = [chain for chains in others for chain in chains]
-            if _is_on_cpu(job):
+            if is_on_cpu:
                 bench.run_side_by_side(rest)
             else:
                 bench.run_alone(rest)
@@ -177,6 +194,18 @@ def compare(
     return summarize(job, arms, bench.runs, greedy=greedy)
 
 
+def _first(job: Job, wanted: FirstSearch, directory: Path, stop: StopFlag) -> Searcher:
+    """Return what searches another task first."""
+    its_job = _beside_others(first_job(job, wanted.task))
+    return Searcher(
+        job=its_job,
+        directory=directory,
+        num_episodes=wanted.num_episodes,
+        stop=stop,
+        dataset=load_data(its_job, stop),
+    )
+
+
 def _num_training_episodes(arms: Sequence[Arm]) -> int:
     """Return how many episodes the first policy has learned from."""
     policy = next((policy for arm in arms for policy in arm.policies), None)
@@ -185,15 +214,42 @@ def _num_training_episodes(arms: Sequence[Arm]) -> int:
     return policy.state.rounds_completed * policy.job.training.n_envs
 
 
-def _resolved(arms: Sequence[Arm], searcher: Searcher, directory: Path) -> list[Arm]:
+def _resolved(
+    arms: Sequence[Arm], searcher: Searcher, directory: Path, options: RunOptions
+) -> list[Arm]:
     """Return the arms with what their searches have found."""
     try:
+        wanted = dict.fromkeys(search for arm in arms for search in searcher.searches_of(arm))
+        num_searches = num_lanes_for(options.workers or options.lanes, max(len(wanted), 1))
+        series = [partial(_found_by, searcher, search) for search in wanted]
+        for _ in results_side_by_side(series, num_searches):
+            searcher.stop.checkpoint()
         return [searcher.resolve(arm) for arm in arms]
     except InterruptedRunError:
         raise InterruptedRunError(
             f"search interrupted ({searcher.stop.reason}): its trials are saved in {directory}; "
             "run the same command again to continue"
         ) from None
+
+
+def _found_by(searcher: Searcher, search: Search) -> Iterator[Found]:
+    yield searcher.find(search)
+
+
+def _keep_found(arms: Sequence[Arm], directory: Path) -> None:
+    """Write the schedule and the rule that were found, as `schedule:FILE` and `rule:FILE`."""
+    searched = {"schedule:search": "schedule.json", "rule:search": "rule.json"}
+    for arm in arms:
+        name = searched.get(arm.name)
+        if name is None:
+            continue
+        found = arm.schedule if arm.rule is None else arm.rule
+        path = directory / name
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(FileSystem(), path, msgspec.json.encode(found) + b"\n")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot save what was found: {error.strerror}") from None
 
 
 def _chains(arms: Sequence[Arm], seed: int) -> Iterator[_Chain]:

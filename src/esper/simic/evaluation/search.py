@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Op, Style, Topology
+from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, AlphaTarget, Op, Style, Topology
 from esper.leyline.config import Job
 from esper.leyline.errors import UnreadableFileError, UsageError
 from esper.leyline.extras import require_packages
+from esper.leyline.jobs import merge_job
 from esper.leyline.schedules import Schedule, ScheduledAction, ThresholdRule, actions_by_step
 from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
 from esper.runtime.datasets import TensorDataset
-from esper.runtime.tasks import registered_task
+from esper.runtime.tasks import all_tasks, registered_task
 from esper.simic.evaluation.arms import Arm, ArmKind
 from esper.simic.evaluation.code_version import code_version
 from esper.simic.evaluation.evaluation_round import evaluate_round
@@ -34,21 +35,34 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import Trial
 
-__all__ = ["Found", "Searcher"]
+__all__ = ["Found", "Search", "Searcher", "first_job"]
 
 NUM_SEEDS: Final = 4
 """Training seeds that trials take turns on; the best are tried on as many others."""
 FINAL_SHARE: Final = 0.25
 """Of the trials, those that choose among the best."""
+FIRST_ENVS: Final = 64
+"""Of a trial on a task that is searched first."""
 FIRST_SEED: Final = 1
 FINAL_SEED: Final = 101
 """Searches and policies are trained on low seeds; comparisons should take others."""
 MAX_CONTRIBUTION_PP: Final = 20.0
 MAX_TRIALS_BYTES: Final = 64 << 20
 NOTHING: Final = "nothing"
+HALF: Final = AlphaTarget.HALF.name.lower()
+WHOLE: Final = AlphaTarget.FULL.name.lower()
 
 Found: TypeAlias = Schedule | ThresholdRule
 _Parameters: TypeAlias = dict[str, str | int | float]
+
+
+class Search(NamedTuple):
+    """What is searched for."""
+
+    kind: ArmKind
+    """A schedule or a rule."""
+    context: str | None = None
+    """The only context that it is for; None for all."""
 
 
 class _Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +71,24 @@ class _Trial(msgspec.Struct, frozen=True, kw_only=True):
     parameters: _Parameters
     seed: int
     task_return: float
+
+
+def first_job(job: Job, task: str) -> Job:
+    """Return the job of searching another task first, in the contexts of both.
+
+    Args:
+        job: the job of the comparison.
+        task: a cheaper task that has its slots, such as `probe:contexts`.
+    """
+    its_contexts = registered_task(job.training.task).spec.contexts
+    drawn = {item.name: item.weight for item in its_contexts if is_drawn(item, job.training)}
+    other = registered_task(task).spec
+    weights = {**drawn, **job.training.contexts}
+    shared = {item.name: weights[item.name] for item in other.contexts if item.name in weights}
+    same = {"slots": job.training.slots, "max_epochs": job.training.max_epochs}
+    layer = {"training": {"task": task, "n_envs": FIRST_ENVS, "contexts": shared, **same}}
+    found, _ = merge_job(("--search-first", layer), tasks=all_tasks())
+    return msgspec.structs.replace(found, run=job.run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,70 +101,95 @@ class Searcher:
     """Envs that all trials of one search have together."""
     stop: StopFlag
     dataset: TensorDataset
+    first: "Searcher | None" = None
+    """Searches a cheaper task before; its best is tried first, and again among the best."""
+    _found: dict[Search, "_Candidate"] = field(default_factory=dict)
 
-    def best_schedule(self, context: str | None = None) -> Schedule:
-        """Return the best schedule found, over all contexts or for one."""
-        found = self._best("schedule", _schedule_from, context)
-        assert isinstance(found, tuple)
-        return found
-
-    def best_rule(self) -> ThresholdRule:
-        """Return the best threshold rule found."""
-        found = self._best("rule", _rule_from, None)
-        assert isinstance(found, ThresholdRule)
-        return found
-
-    def resolve(self, arm: Arm) -> Arm:
-        """Return an arm with what its search has found; other arms as they are."""
+    def searches_of(self, arm: Arm) -> tuple[Search, ...]:
+        """Return what has to be found for an arm."""
         if not arm.is_searched:
-            return arm
-        if arm.kind is ArmKind.RULE:
-            return replace(arm, rule=self.best_rule(), is_searched=False)
-        if arm.kind is ArmKind.SCHEDULE:
-            return replace(arm, schedule=self.best_schedule(), is_searched=False)
+            return ()
+        if arm.kind is not ArmKind.ORACLE:
+            return (Search(arm.kind),)
         training = self.job.training
         contexts = registered_task(training.task).spec.contexts
         if not contexts:
             raise UsageError(
                 f"{arm.name}: task {training.task} has no contexts; use schedule:search"
             )
-        found = {
-            context.name: self.best_schedule(context.name)
-            for context in contexts
-            if is_drawn(context, training)
-        }
-        return replace(arm, by_context=found, is_searched=False)
+        drawn = (context.name for context in contexts if is_drawn(context, training))
+        return tuple(Search(ArmKind.SCHEDULE, name) for name in drawn)
 
-    def _best(self, kind: str, decode: "_Decode", context: str | None) -> Found:
+    def resolve(self, arm: Arm) -> Arm:
+        """Return an arm with what its searches have found; other arms as they are."""
+        if not arm.is_searched:
+            return arm
+        found = {search: self.find(search) for search in self.searches_of(arm)}
+        if arm.kind is ArmKind.ORACLE:
+            by_context = {
+                str(search.context): item
+                for search, item in found.items()
+                if not isinstance(item, ThresholdRule)
+            }
+            return replace(arm, by_context=by_context, is_searched=False)
+        (item,) = found.values()
+        if isinstance(item, ThresholdRule):
+            return replace(arm, rule=item, is_searched=False)
+        return replace(arm, schedule=item, is_searched=False)
+
+    def find(self, search: Search) -> Found:
+        """Return the best schedule or rule that a search finds; it is made once."""
+        return self._best(search).found
+
+    def _best(self, search: Search) -> "_Candidate":
+        if search not in self._found:
+            origin = None if self.first is None else self.first._best(search).parameters
+            self._found[search] = self._searched(search, origin)
+        return self._found[search]
+
+    def _searched(self, search: Search, origin: "_Parameters | None") -> "_Candidate":
         training = self.job.training
-        if context is not None:
-            training = msgspec.structs.replace(training, contexts={context: 1.0})
+        if search.context is not None:
+            training = msgspec.structs.replace(training, contexts={search.context: 1.0})
         job = msgspec.structs.replace(self.job, training=training)
         num_trials = max(self.num_episodes // training.n_envs, 2 * NUM_SEEDS)
         num_final = max(round(FINAL_SHARE * num_trials) // NUM_SEEDS, 1) * NUM_SEEDS
-        history = _History.read(self.directory, kind, job, num_trials)
+        history = _History.read(self.directory, (search, origin), job, num_trials)
+        decode = _rule_from if search.kind is ArmKind.RULE else _schedule_from
         tried: list[_Candidate] = []
         study = _study(training.seed)
+        if origin is not None:
+            study.enqueue_trial(origin)
         for index in range(num_trials - num_final):
             trial = study.ask()
-            found = decode(job, trial)
-            run = partial(self._task_return, job, found)
-            value = history.value_of(trial.params, FIRST_SEED + index % NUM_SEEDS, run)
+            found = decode(job, trial)  # draws the trial's parameters
+            candidate = _Candidate(0.0, trial.params, found)
+            value = self._gain(job, history, candidate, FIRST_SEED + index % NUM_SEEDS)
             study.tell(trial, value)
-            tried.append(_Candidate(value, trial.params, found))
+            tried.append(candidate._replace(value=value))
         # The best of many noisy values is too good: the last trials are on seeds of their own.
         ranked = sorted(tried, key=lambda candidate: candidate.value, reverse=True)
-        finals = [
-            self._tried_again(job, history, candidate)
-            for candidate in ranked[: num_final // NUM_SEEDS]
-        ]
-        return max(finals, key=lambda candidate: candidate.value).found
+        finalists = ranked[: num_final // NUM_SEEDS]
+        if origin is not None and tried[0] not in finalists:
+            finalists = [*finalists[:-1], tried[0]]
+        return max(
+            (self._tried_again(job, history, candidate) for candidate in finalists),
+            key=lambda candidate: candidate.value,
+        )
 
     def _tried_again(self, job: Job, history: "_History", candidate: "_Candidate") -> "_Candidate":
-        run = partial(self._task_return, job, candidate.found)
         seeds = range(FINAL_SEED, FINAL_SEED + NUM_SEEDS)
-        values = [history.value_of(candidate.parameters, seed, run) for seed in seeds]
+        values = [self._gain(job, history, candidate, seed) for seed in seeds]
         return candidate._replace(value=fmean(values))
+
+    def _gain(self, job: Job, history: "_History", candidate: "_Candidate", seed: int) -> float:
+        """Return the mean task return under a seed beyond that of waiting in the same envs.
+
+        What hosts reach alone differs more between contexts than most candidates do.
+        """
+        run = partial(self._task_return, job, candidate.found)
+        waiting = history.value_of({}, seed, partial(self._task_return, job, ()))
+        return history.value_of(candidate.parameters, seed, run) - waiting
 
     def _task_return(self, job: Job, found: Found, seed: int) -> float:
         self.stop.checkpoint()
@@ -153,9 +210,6 @@ class Searcher:
         return fmean(episode.task_return for episode in done.episodes.values())
 
 
-_Decode: TypeAlias = "Callable[[Job, Trial], Found]"
-
-
 class _Candidate(NamedTuple):
     """What was tried, and what it earned."""
 
@@ -172,13 +226,15 @@ class _History:
     trials: list[_Trial]
 
     @classmethod
-    def read(cls, directory: Path, kind: str, job: Job, num_trials: int) -> "_History":
+    def read(
+        cls, directory: Path, what: tuple[Search, _Parameters | None], job: Job, num_trials: int
+    ) -> "_History":
         """Return the trials of a search; all that could change them is in the file's name."""
         training = msgspec.structs.replace(job.training, n_episodes=1)
         task = registered_task(training.task).spec
-        encoded = msgspec.json.encode([task, training, kind, num_trials])
+        encoded = msgspec.json.encode([task, training, what, num_trials])
         digest = hashlib.sha256(encoded).hexdigest()[:16]
-        path = directory / f"search-{kind}-{code_version()}-{digest}.json"
+        path = directory / f"search-{what[0].kind}-{code_version()}-{digest}.json"
         if not path.exists():
             return cls(path, [])
         try:
@@ -217,20 +273,27 @@ def _study(seed: int) -> "Study":
 
 
 def _schedule_from(job: Job, trial: "Trial") -> Schedule:
-    """Draw a schedule: for each slot what is planted in which step, and when it is kept."""
+    """Draw a schedule: for each slot what is planted when, and when it is whole and kept."""
     training, actions = job.training, dict[int, ScheduledAction]()
-    last = training.max_epochs - 1
+    last, planted = training.max_epochs - 1, list[str]()
+    whole_from = trial.suggest_int("whole from", 0, last)
     for slot in training.slots:
         blueprint = trial.suggest_categorical(f"{slot} blueprint", [NOTHING, *_blueprints(job)])
         style = trial.suggest_categorical(f"{slot} style", _styles())
-        planted = trial.suggest_int(f"{slot} step", 0, last)
+        wanted = trial.suggest_int(f"{slot} step", 0, last)
         kept = trial.suggest_int(f"{slot} kept after", 1, training.max_epochs)
-        if blueprint == NOTHING:
+        step = None if blueprint == NOTHING else _next_free(wanted, actions, last)
+        if step is None:
             continue
-        step = _next_free(planted, actions, last)
-        _put(actions, step, slot, Op.GERMINATE, blueprint=blueprint, style=style)
-        if step is not None:
-            _put(actions, _next_free(step + kept, actions, last), slot, Op.FOSSILIZE)
+        target = WHOLE if step >= whole_from else HALF
+        heads = {"blueprint": blueprint, "style": style, "alpha_target": target}
+        _put(actions, step, slot, Op.GERMINATE, **heads)
+        _put(actions, _next_free(step + kept, actions, last), slot, Op.FOSSILIZE)
+        if target == HALF:
+            planted.append(slot)
+    for slot in planted:
+        step = _next_free(whole_from, actions, last)
+        _put(actions, step, slot, Op.SET_ALPHA_TARGET, alpha_target=WHOLE)
     return tuple(actions[step] for step in sorted(actions))
 
 
@@ -262,6 +325,7 @@ def _rule_from(job: Job, trial: "Trial") -> ThresholdRule:
         after_steps=trial.suggest_int("judged after", 1, training.max_epochs),
         keep_above_pp=trial.suggest_float("kept above", -most, most),
         prune_below_pp=trial.suggest_float("pruned below", -most, most),
+        whole_from=trial.suggest_int("whole from", 0, last),
     )
 
 

@@ -3,11 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from esper.leyline.actions import ActionSpec, Op
+from esper.leyline.actions import ActionSpec, AlphaTarget, Op
 from esper.leyline.legality import ActionRules, is_legal
 from esper.leyline.messages import EnvEvidence
 from esper.leyline.reports import SeedReport
-from esper.leyline.schedules import ThresholdRule, blueprint_named, style_named
+from esper.leyline.schedules import (
+    ThresholdRule,
+    blueprint_named,
+    style_named,
+)
 from esper.tamiyo.controllers.baselines import choice_of, wait_in
 from esper.tamiyo.controllers.protocol import Choice, Situation
 
@@ -31,7 +35,7 @@ class ThresholdController:
 
     def _for_env(self, env: EnvEvidence | None, step: int) -> ActionSpec:
         reports = () if env is None else env.reports
-        wanted = (*self._judged(reports), *self._planted(step))
+        wanted = (*self._judged(reports), *self._planted(step), *self._whole(reports, step))
         legal = (action for action in wanted if is_legal(action, reports, self.rules))
         return next(legal, wait_in(self.rules))
 
@@ -58,4 +62,18 @@ class ThresholdController:
                 slot_id=slot_id,
                 blueprint=blueprint_named(self.rule.blueprint),
                 style=style_named(self.rule.style),
+                alpha_target=AlphaTarget.FULL if self._is_whole(step) else AlphaTarget.HALF,
             )
+
+    def _whole(self, reports: tuple[SeedReport, ...], step: int) -> Iterator[ActionSpec]:
+        """Yield what brings seeds that still run in part to full alpha."""
+        if not self._is_whole(step):
+            return
+        for report in reports:
+            if report.alpha.target not in (0.0, AlphaTarget.FULL.alpha):
+                yield ActionSpec(
+                    op=Op.SET_ALPHA_TARGET, slot_id=report.slot_id, alpha_target=AlphaTarget.FULL
+                )
+
+    def _is_whole(self, step: int) -> bool:
+        return step >= self.rule.whole_from
