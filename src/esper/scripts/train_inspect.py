@@ -32,6 +32,12 @@ def add_inspect_flags(parser: ArgumentParser) -> None:
         f"sabotage (default: {' '.join(DEFAULT_SEEDS)})",
     )
     parser.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="the job that it grows, such as closed_loop for a policy of closed_loop_probe "
+        "(default: the job that it was trained on)",
+    )
+    parser.add_argument(
         "--sabotage-step",
         type=int,
         default=DEFAULT_SABOTAGE_STEP,
@@ -48,15 +54,22 @@ def run_inspect(arguments: Namespace) -> int:
     """Inspect the policy of a checkpoint."""
     seeds = seeds_from(arguments.seeds)
     # They import torch.
+    from esper.leyline.jobs import merge_job
+    from esper.runtime.tasks import all_tasks
     from esper.simic.evaluation.inspection import inspect_policy
     from esper.simic.training.checkpoints.builtin import checkpoint_at
     from esper.simic.training.checkpoints.resuming import load_run
 
+    job = None
+    if arguments.preset is not None:
+        layer = {"training": {"preset": arguments.preset}}
+        job, _ = merge_job(("--preset", layer), tasks=all_tasks())
     report = inspect_policy(
         load_run(checkpoint_at(arguments.checkpoint)),
         name=Path(arguments.checkpoint).name,
         seeds=seeds,
         sabotage_step=arguments.sabotage_step,
+        job=job,
     )
     # Every command imports this module to build its parser; only this one needs the HTML page.
     from esper.karn.report.inspection_page import inspection_page

@@ -43,16 +43,19 @@ def inspect_policy(
     name: str,
     seeds: Sequence[int],
     sabotage_step: int,
+    job: Job | None = None,
 ) -> InspectionReport:
     """Let a policy grow fresh envs, undisturbed and sabotaged, and report what it reacts to.
 
     Args:
-        loaded: the policy's checkpoint; all but the seed is as in its training.
+        loaded: the policy's checkpoint.
         name: what the report calls the policy.
         seeds: one round of envs each.
         sabotage_step: first step in which a seed may be scrambled.
+        job: what it grows; None takes the job of its training. The seed of either is ignored.
     """
-    training = loaded.job.training
+    job = loaded.job if job is None else job
+    training = job.training
     if loaded.controller is None:
         raise UsageError(f"{loaded.path}: a checkpoint of {loaded.command!r}, which has no policy")
     if training.n_envs < MIN_ENVS:
@@ -62,11 +65,11 @@ def inspect_policy(
     rounds: list[EvaluationRound] = []
     with run_settings(training), stop_signals(stop):
         for seed in seeds:
-            setup = _prepare(loaded, seed, stop)
+            setup = _prepare(loaded, job, seed, stop)
             inspector = InspectedPolicy.around(setup)
             run_event_loop(partial(evaluate_round, replace(setup, controller=inspector)), stop)
             inspectors.append(inspector)
-            setup = _prepare(loaded, seed, stop)
+            setup = _prepare(loaded, job, seed, stop)
             worker = replace(setup.worker, sabotage_step=sabotage_step)
             rounds.append(
                 run_event_loop(partial(evaluate_round, replace(setup, worker=worker)), stop)
@@ -82,14 +85,15 @@ def inspect_policy(
     )
 
 
-def _prepare(loaded: LoadedRun, seed: int, stop: StopFlag) -> RunSetup:
-    training = msgspec.structs.replace(loaded.job.training, seed=seed)
+def _prepare(loaded: LoadedRun, job: Job, seed: int, stop: StopFlag) -> RunSetup:
+    training = msgspec.structs.replace(job.training, seed=seed, blind=loaded.job.training.blind)
     # On threads, where sabotage and inspection need not cross to another process.
-    run = msgspec.structs.replace(loaded.job.run, engine=EngineKind.THREADS, workers=None)
-    job = Job(training=training, run=run)
-    setup = prepare_run(job, loaded.command, loaded, stop, parts=RunParts())
+    run = msgspec.structs.replace(job.run, engine=EngineKind.THREADS, workers=None)
+    its_job = Job(training=training, run=run)
+    setup = prepare_run(its_job, loaded.command, loaded, stop, parts=RunParts())
     assert isinstance(setup.controller, PolicyController), "the checkpoint has a policy"
     setup.controller.is_greedy = True
+    setup.controller.agent.fit_rollout(num_envs=training.n_envs, num_steps=training.max_epochs)
     return setup
 
 
