@@ -35,7 +35,16 @@ from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 from tools.markdown import table
 
-__all__ = ["Calibration", "SeedWorth", "calibrate", "main", "planted_in", "slope_of", "spearman"]
+__all__ = [
+    "REQUIRED_CORRELATION",
+    "Calibration",
+    "SeedWorth",
+    "calibrate",
+    "main",
+    "planted_in",
+    "slope_of",
+    "spearman",
+]
 
 NUM_HOSTS: Final = 2
 """Hosts on which every blueprint is tried in every slot."""

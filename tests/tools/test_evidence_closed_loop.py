@@ -1,21 +1,29 @@
 """The claims of the second experiment are met by figures of both families."""
 
+import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.karn.comparisons import arm, around, comparison, contrast
+from tools.calibration import Calibration, SeedWorth
 from tools.evidence import closed_loop
 from tools.evidence.claims import Outcome
 from tools.evidence.closed_loop import COMPARISONS, courses_in
 from tools.evidence.closed_loop_claims import judge_closed_loop
-from tools.evidence.reports import inspection_path, keep_inspections, read_inspections
+from tools.evidence.reports import (
+    inspection_path,
+    keep_calibration,
+    keep_inspections,
+    read_calibration,
+    read_inspections,
+)
 
 from esper.leyline.comparison import ComparisonReport, Estimate
 from esper.leyline.errors import UnreadableFileError
 from esper.leyline.inspection import InspectionReport, SabotageFigures
 from esper.leyline.jobs import merge_job
-from esper.leyline.tasks import TASKS
-from esper.scripts.terminal import print_json
+from esper.leyline.tasks import PRESETS, TASKS
 
 POLICY = "ppo:a,b"
 OTHERS = ("yoked:a,b", "blind:a,b", "ppo:blind", "schedule:search", "rule:search")
@@ -72,7 +80,7 @@ def inspection(pruned_sabotaged: float, pruned_intact: float, *, num: int = 9) -
 def test_nothing_measured_is_nothing_claimed() -> None:
     claims = judge_closed_loop({}, ())
 
-    assert [claim.name for claim in claims] == ["S6", "S7", "S8", "S9"]
+    assert [claim.name for claim in claims] == ["S6", "S7", "S8", "S9", "S10"]
     assert {claim.outcome for claim in claims} == {UNKNOWN}
 
 
@@ -127,7 +135,7 @@ def test_scrambled_seeds_must_be_pruned_more_often_by_half_on_average(
 def test_inspection_of_every_policy_is_written_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closed_loop, "esper_train", inspecting)
+    monkeypatch.setattr(subprocess, "run", inspecting)
 
     assert closed_loop.inspect_all(tmp_path, 2, "1-2") == 0
 
@@ -139,12 +147,39 @@ def test_inspection_of_every_policy_is_written_and_kept(
     assert found.reports == (inspection(1.0, 0.33333),) * 2
 
 
-def inspecting(command: list[str]) -> int:
+def inspecting(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
     """Print a report as `esper-train inspect --json` does."""
-    assert command[0] == "inspect"
+    assert command[3] == "inspect"
     assert command[-1] == "--json"
-    print_json(inspection(1.0, 1 / 3))
-    return 0
+    report = msgspec.json.encode(inspection(1.0, 1 / 3))
+    return subprocess.CompletedProcess(command, 0, report)
+
+
+@pytest.mark.parametrize(
+    ("correlation", "num", "outcome"), [(0.8, 40, MET), (0.79, 40, NOT_MET), (0.8, 39, NOT_MET)]
+)
+def test_contributions_must_rank_enough_seeds(
+    correlation: float, num: int, outcome: Outcome
+) -> None:
+    seed = SeedWorth(blueprint="norm", slot="r0c0", measured_pp=1.0, real_pp=2.0)
+    found = Calibration(seeds=(seed,) * num, correlation=correlation, slope=1.0)
+
+    (claim,) = (claim for claim in judge_closed_loop({}, (), found) if claim.name == "S10")
+
+    assert claim.outcome is outcome
+
+
+def test_calibration_is_kept_with_its_origin_once(tmp_path: Path) -> None:
+    seed = SeedWorth(blueprint="norm", slot="r0c0", measured_pp=1.23456789, real_pp=2.0)
+    found = Calibration(seeds=(seed,), correlation=0.9, slope=1.0)
+    (tmp_path / "calibration.json").write_bytes(msgspec.json.encode(found))
+    kept = tmp_path / "kept"
+
+    assert list(keep_calibration(tmp_path, kept)) == [kept / "calibration.json"]
+    assert list(keep_calibration(tmp_path, kept)) == []
+    again = read_calibration(kept)
+    assert again is not None
+    assert again.report.seeds[0].measured_pp == 1.2346
 
 
 def test_file_that_is_no_inspection_is_named(tmp_path: Path) -> None:
@@ -162,10 +197,11 @@ def test_every_comparison_is_of_a_task_and_contexts_that_exist() -> None:
 
 def test_policies_learn_in_all_contexts_that_they_are_judged_in(tmp_path: Path) -> None:
     *seeing, blind = courses_in(tmp_path, 5, ())
-    job, task = merge_job(("test", {"training": {"preset": seeing[0].preset}}))
+    job, _ = merge_job(("test", {"training": {"preset": "closed_loop"}}))
+    probe = TASKS[PRESETS[seeing[0].preset].settings["task"]]
 
-    trained_in = {name for name, weight in job.training.contexts.items() if weight > 0.0}
-    assert trained_in == {"pointwise", "spatial", "permuted", "noisy", "lottery"}
-    assert trained_in <= {context.name for context in task.contexts}
+    trained_in = {context.name: context.weight for context in probe.contexts}
+    assert trained_in == job.training.contexts
+    assert set(trained_in) == {"pointwise", "spatial", "permuted", "noisy", "lottery"}
     assert len({course.seed for course in (*seeing, blind)}) == 6
     assert blind.flags == ("--blind",)

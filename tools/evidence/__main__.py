@@ -19,15 +19,31 @@ from esper.scripts.train import main as esper_train
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.resuming import load_run, run_directory_of
 from esper.tolaria.stopping import StopFlag
-from tools.evidence.closed_loop import COMPARISONS, compare_all, courses_in, inspect_all
+from tools.evidence.closed_loop import (
+    COMPARISONS,
+    calibrate_in,
+    compare_all,
+    courses_in,
+    inspect_all,
+)
 from tools.evidence.document import write_document
 from tools.evidence.pictures import take_pictures
-from tools.evidence.reports import FASHION, KNOWN, keep_inspections, keep_reports, report_path
+from tools.evidence.reports import (
+    FASHION,
+    KNOWN,
+    ROOT,
+    keep_calibration,
+    keep_inspections,
+    keep_reports,
+    report_path,
+)
 from tools.evidence.training import Course, runs_directory, train_all
 
 __all__ = ["ARMS", "main"]
 
-BASELINES: Final = ("wait", "random", "heuristic", "periodic")
+SCHEDULE: Final = ROOT / "examples" / "conv_heavy_everywhere.json"
+"""The strongest blueprint in every slot at once: what a policy has to beat to be worth its cost."""
+BASELINES: Final = ("wait", "random", "heuristic", "periodic", f"schedule:{SCHEDULE}")
 ARMS: Final = (*BASELINES, "static-final")
 
 
@@ -43,9 +59,14 @@ class Plan:
     folder: str
     num_closed_loop: int = 5
     """Policies of the second experiment."""
-    closed_loop_seeds: str = "1000-1009"
-    closed_loop_flags: tuple[str, ...] = ("--envs", "4")
-    """Of comparing: a blind policy needs other envs to be shown."""
+    probe_flags: tuple[str, ...] = ()
+    """Of their training."""
+    closed_loop_seeds: str = "1000-1007"
+    closed_loop_flags: tuple[str, ...] = ("--envs", "4", "--search-episodes", "128")
+    """Of comparing: a blind policy needs other envs to be shown. Searches have these episodes of
+    networks beside those of the probe, policies have none."""
+    inspected_seeds: str = "1000-1007"
+    """Of 8 envs each."""
 
 
 FULL: Final = Plan(num_policies=3, seeds="1000-1019", folder="evidence")
@@ -60,7 +81,9 @@ QUICK: Final = Plan(
     # Its policies have learned nothing: they must not be taken for the others.
     folder="evidence/quick",
     num_closed_loop=1,
+    probe_flags=("--rounds", "1", "--envs", "2", "--episode-length", "3"),
     closed_loop_seeds="1000-1001",
+    inspected_seeds="1000",
     closed_loop_flags=(
         *("--envs", "2", "--episode-length", "3", *LARGE_BATCHES, "--search-episodes", "16"),
         # An oracle searches in each context.
@@ -71,7 +94,7 @@ FLAGS: Final = ("--envs", "1")
 """Of comparing: seeds are independent, envs of one seed are not, so more seeds count for more."""
 UNKNOWN_SEEDS: Final = "1000-1011"
 """Fashion-MNIST takes 1.5 times as long as digits and serves one claim, so it gets fewer runs."""
-NUM_NATIVE: Final = 3
+NUM_NATIVE: Final = 0
 """Policies that are trained on the second data set, to measure the others by."""
 REAL_DATA: Final = ("--data", "real")
 """Synthetic images say nothing about Fashion-MNIST."""
@@ -87,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = code or _closed_loop(plan, out)
         if code or arguments.quick:
             return code
-    for path in (*keep_reports(out), *keep_inspections(out)):
+    for path in (*keep_reports(out), *keep_inspections(out), *keep_calibration(out)):
         print(f"kept {path}")
     print(f"wrote {write_document()}")
     for path in take_pictures():
@@ -138,13 +161,16 @@ def _closed_loop(plan: Plan, out: Path) -> int:
     comparisons = [item for item, known in zip(COMPARISONS, is_known, strict=True) if known]
     if plan is QUICK:
         comparisons = comparisons[:1]
-    return (
-        train_all(courses_in(out, num_policies, plan.flags), out)
+    code = (
+        train_all(courses_in(out, num_policies, plan.probe_flags), out)
         or compare_all(
             comparisons, out, num_policies, plan.closed_loop_seeds, plan.closed_loop_flags
         )
-        or inspect_all(out, num_policies, plan.closed_loop_seeds)
+        or inspect_all(out, num_policies, plan.inspected_seeds)
     )
+    if code == ExitCode.OK and plan is not QUICK:
+        calibrate_in(out)
+    return code
 
 
 def _courses(preset: str, policies: Sequence[Path], flags: tuple[str, ...]) -> list[Course]:

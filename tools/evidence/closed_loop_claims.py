@@ -1,4 +1,4 @@
-"""The claims S6 to S9, judged by the reports of the second experiment and by nothing else."""
+"""The claims S6 to S10, judged by the reports of the second experiment and by nothing else."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -7,6 +7,7 @@ from typing import Final
 from esper.karn.report.comparison_tables import estimate_text
 from esper.leyline.comparison import ComparisonReport, Estimate
 from esper.leyline.inspection import InspectionReport
+from tools.calibration import REQUIRED_CORRELATION, Calibration
 from tools.evidence.claims import Claim, Outcome, difference, learned_arms
 
 __all__ = ["judge_closed_loop"]
@@ -14,25 +15,30 @@ __all__ = ["judge_closed_loop"]
 MIN_POLICIES: Final = 5
 MIN_CLOSED: Final = 0.5
 MIN_NOTICED: Final = 0.5
+MIN_SEEDS: Final = 40
 SEARCHED: Final = ("schedule:search", "rule:search")
 COPIES: Final = ("yoked", "blind")
 JUDGED_ON: Final = ("contexts", "lottery")
 
 
 def judge_closed_loop(
-    reports: Mapping[str, ComparisonReport], inspections: Sequence[InspectionReport]
+    reports: Mapping[str, ComparisonReport],
+    inspections: Sequence[InspectionReport],
+    calibration: Calibration | None = None,
 ) -> list[Claim]:
     """Return every claim with its measurements and outcome.
 
     Args:
         reports: the comparisons by name.
         inspections: one for each policy.
+        calibration: of contributions, if it was made.
     """
     return [
         _better_than_searches(reports),
         _closes_the_gap(reports),
         _looks(reports),
         _notices(inspections),
+        _is_calibrated(calibration),
     ]
 
 
@@ -117,3 +123,15 @@ def _noticed(report: InspectionReport) -> float:
     if not found.num_sabotaged or not found.num_intact:
         return 0.0
     return found.pruned_sabotaged - found.pruned_intact
+
+
+def _is_calibrated(found: Calibration | None) -> Claim:
+    text = (
+        "counterfactual contributions rank seeds as removal and retraining does: rank correlation "
+        f"of at least {REQUIRED_CORRELATION} over at least {MIN_SEEDS} seeds"
+    )
+    if found is None:
+        return Claim("S10", text, "", Outcome.UNKNOWN)
+    figures = f"{found.correlation:.2f}, slope {found.slope:.2f}; {len(found.seeds)} seeds"
+    is_met = found.correlation >= REQUIRED_CORRELATION and len(found.seeds) >= MIN_SEEDS
+    return Claim("S10", text, figures, Outcome.MET if is_met else Outcome.NOT_MET)

@@ -12,13 +12,17 @@ from esper.karn.report.comparison_tables import (
     contexts_table,
     costs_table,
     differences_table,
+    estimate_text,
     oracle_table,
     scores_table,
     training_table,
 )
+from esper.leyline.actions import Op
 from esper.leyline.comparison import ComparisonReport
+from esper.leyline.inspection import InspectionReport
 from esper.leyline.learning import LearningCurve
-from tools.evidence.claims import Outcome, difference, judge, learned_arms
+from tools.calibration import Calibration
+from tools.evidence.claims import Claim, Outcome, difference, judge, learned_arms
 from tools.evidence.closed_loop_claims import judge_closed_loop
 from tools.evidence.pictures import picture_name, pictures_of
 from tools.evidence.reports import (
@@ -28,6 +32,7 @@ from tools.evidence.reports import (
     ROOT,
     Kept,
     KeptInspections,
+    read_calibration,
     read_inspections,
     read_kept,
 )
@@ -44,13 +49,22 @@ EDGE_ROUNDS: Final = 3
 def write_document(document: Path = DOCUMENT, kept: Mapping[str, Kept] | None = None) -> Path:
     """Write the stored figures between the document's markers; leave the other text unchanged."""
     text = document.read_text(encoding="utf-8")
-    shown = document_of(text, read_kept() if kept is None else kept, read_inspections())
+    calibration = read_calibration()
+    shown = document_of(
+        text,
+        read_kept() if kept is None else kept,
+        read_inspections(),
+        None if calibration is None else calibration.report,
+    )
     document.write_text(shown, encoding="utf-8")
     return document
 
 
 def document_of(
-    text: str, kept: Mapping[str, Kept], inspections: KeptInspections | None = None
+    text: str,
+    kept: Mapping[str, Kept],
+    inspections: KeptInspections | None = None,
+    calibration: Calibration | None = None,
 ) -> str:
     """Return the document with the figures of these reports."""
     known, unknown = kept.get(KNOWN), kept.get(FASHION)
@@ -59,7 +73,7 @@ def document_of(
         "digits": MISSING if known is None else _comparison(KNOWN, known),
         "training": MISSING if known is None else _training(KNOWN, known.report),
         "fashion": MISSING if unknown is None else _fashion(unknown),
-        "closed-loop": _closed_loop(kept, inspections),
+        "closed-loop": _closed_loop(kept, inspections, calibration),
     }
     for name, block in blocks.items():
         text = with_block(text, f"{block}\n", name=name)
@@ -67,7 +81,10 @@ def document_of(
 
 
 def _claims(known: Kept | None, unknown: Kept | None) -> str:
-    claims = judge(known and known.report, unknown and unknown.report)
+    return _claims_table(judge(known and known.report, unknown and unknown.report))
+
+
+def _claims_table(claims: Sequence[Claim]) -> str:
     rows = [
         (
             claim.name,
@@ -82,16 +99,10 @@ def _claims(known: Kept | None, unknown: Kept | None) -> str:
 
 def _comparison(preset: str, kept: Kept) -> str:
     report = kept.report
-    failed = sum(arm.num_failed for arm in report.arms)
-    measured = (
-        f"{len(report.seeds)} held-out seeds of {report.num_envs} envs and {report.num_steps} "
-        f"steps, {_policies(report)}{'greedy' if report.is_greedy else 'sampled'} actions; "
-        f"failed envs: {failed}. {kept.date}, commit `{kept.commit}`, {kept.machine}."
-    )
     return "\n\n".join(
         (
             f"```\n{command_of(report)}\n```",
-            measured,
+            _measured(kept),
             _markdown(scores_table(report)),
             f"\\{FRONT_MARK} on the Pareto front of accuracy against parameters.",
             _markdown(costs_table(report)),
@@ -101,25 +112,63 @@ def _comparison(preset: str, kept: Kept) -> str:
     )
 
 
-def _closed_loop(kept: Mapping[str, Kept], inspections: KeptInspections | None) -> str:
+def _measured(kept: Kept) -> str:
+    """Return what a report was measured on."""
+    report = kept.report
+    failed = sum(arm.num_failed for arm in report.arms)
+    return (
+        f"{len(report.seeds)} held-out seeds of {report.num_envs} envs and {report.num_steps} "
+        f"steps, {_policies(report)}{'greedy' if report.is_greedy else 'sampled'} actions; "
+        f"failed envs: {failed}. {kept.date}, commit `{kept.commit}`, {kept.machine}."
+    )
+
+
+def _closed_loop(
+    kept: Mapping[str, Kept],
+    inspections: KeptInspections | None,
+    calibration: Calibration | None,
+) -> str:
     """Return the claims of the second experiment, and the tables of its comparisons."""
     reports = {name: kept[name].report for name in COMPARED if name in kept}
-    rows = [
-        (claim.name, claim.text, claim.figures or "-", claim.outcome)
-        for claim in judge_closed_loop(reports, () if inspections is None else inspections.reports)
-    ]
+    inspected = () if inspections is None else inspections.reports
+    claims = _claims_table(judge_closed_loop(reports, inspected, calibration))
     tables = [
-        f"### {name}\n\n{_closed_loop_tables(reports[name])}"
-        for name in COMPARED
-        if name in reports
+        f"### {name}\n\n{_closed_loop_tables(kept[name])}" for name in COMPARED if name in kept
     ]
-    return "\n\n".join((table(("", "claim", "measured", "outcome"), rows), *(tables or [MISSING])))
+    if inspected:
+        tables.append(f"### Sabotage and sensitivity\n\n{_inspections_table(inspected)}")
+    return "\n\n".join((claims, *(tables or [MISSING])))
 
 
-def _closed_loop_tables(report: ComparisonReport) -> str:
-    found = (scores_table(report), oracle_table(report), contexts_table(report))
-    shown = [_markdown(item) for item in found if item.rows]
-    return "\n\n".join((f"```\n{command_of(report)}\n```", *shown, _differences(report)))
+def _closed_loop_tables(kept: Kept) -> str:
+    report = kept.report
+    found = (scores_table(report), costs_table(report), oracle_table(report))
+    shown = [_markdown(item) for item in (*found, contexts_table(report)) if item.rows]
+    return "\n\n".join(
+        (f"```\n{command_of(report)}\n```", _measured(kept), *shown, _differences(report))
+    )
+
+
+def _inspections_table(inspected: Sequence[InspectionReport]) -> str:
+    """Return what each policy pruned, and how its wish to prune follows the evidence."""
+    rows = []
+    for report in inspected:
+        found = report.sabotage
+        shifts = [shift for shift in report.shifts if shift.op == Op.PRUNE.name]
+        as_seen = f"{shifts[0].as_seen:.3f}" if shifts else "-"
+        flipped = ", ".join(f"{shift.evidence} {shift.flipped:.3f}" for shift in shifts) or "-"
+        rows.append(
+            (
+                f"`{report.policy}`",
+                f"{found.pruned_sabotaged:.2f} of {found.num_sabotaged}",
+                f"{found.pruned_intact:.2f} of {found.num_intact}",
+                "-" if found.difference is None else estimate_text(found.difference, 2),
+                as_seen,
+                flipped,
+            )
+        )
+    head = ("policy", "pruned: scrambled", "intact", "difference", "P(prune)", "evidence flipped")
+    return table(head, rows)
 
 
 def _fashion(kept: Kept) -> str:

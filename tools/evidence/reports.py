@@ -15,18 +15,25 @@ from esper.leyline.comparison import ComparisonReport
 from esper.leyline.errors import UnreadableFileError
 from esper.leyline.inspection import InspectionReport
 from esper.nissa.storage.run_directory import cpu_model
+from tools.calibration import Calibration
 
 __all__ = [
+    "CALIBRATION",
     "CLOSED_LOOP",
+    "CLOSED_LOOP_PROBE",
     "COMPARED",
     "FASHION",
     "KNOWN",
     "PRESETS",
+    "ROOT",
     "Kept",
+    "KeptCalibration",
     "KeptInspections",
     "inspection_path",
+    "keep_calibration",
     "keep_inspections",
     "keep_reports",
+    "read_calibration",
     "read_inspections",
     "read_kept",
     "report_path",
@@ -39,7 +46,10 @@ KNOWN: Final = "digits_growth"
 FASHION: Final = "fashion_growth"
 """The preset of the transfer experiment."""
 CLOSED_LOOP: Final = "closed_loop"
-"""The preset of the policies of the second experiment."""
+"""The preset of the jobs of the second experiment."""
+CLOSED_LOOP_PROBE: Final = "closed_loop_probe"
+"""The preset that its policies are trained with."""
+CALIBRATION: Final = "calibration.json"
 COMPARED: Final = ("contexts", "lottery", "held-out-contexts", "fashion-contexts")
 """What these are compared on."""
 PRESETS: Final = (KNOWN, FASHION, *COMPARED)
@@ -68,6 +78,16 @@ class KeptInspections(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     reports: tuple[InspectionReport, ...]
     """One for each policy."""
+
+
+class KeptCalibration(msgspec.Struct, frozen=True, kw_only=True):
+    """A calibration of contributions, and what it was measured on."""
+
+    date: str
+    """UTC."""
+    commit: str
+    machine: str
+    report: Calibration
 
 
 def inspection_path(folder: Path, policy: str) -> Path:
@@ -124,6 +144,31 @@ def keep_inspections(folder: Path, directory: Path = REPORTS) -> Iterator[Path]:
     directory.mkdir(exist_ok=True)
     target = directory / INSPECTIONS
     target.write_bytes(msgspec.json.encode(KeptInspections(**_origin(), reports=reports)) + b"\n")
+    yield target
+
+
+def read_calibration(directory: Path = REPORTS) -> KeptCalibration | None:
+    """Return the stored calibration; None before there is one."""
+    path = directory / CALIBRATION
+    return msgspec.json.decode(path.read_bytes(), type=KeptCalibration) if path.exists() else None
+
+
+def keep_calibration(folder: Path, directory: Path = REPORTS) -> Iterator[Path]:
+    """Store the calibration of a folder; yield its path if it has changed."""
+    path = folder / CALIBRATION
+    if not path.exists():
+        return
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except msgspec.DecodeError as error:
+        raise UnreadableFileError(path, f"not a calibration: {error}") from None
+    report = msgspec.convert(_shortened(msgspec.to_builtins(found), {}), Calibration)
+    kept = read_calibration(directory)
+    if kept is not None and kept.report == report:
+        return
+    directory.mkdir(exist_ok=True)
+    target = directory / CALIBRATION
+    target.write_bytes(msgspec.json.encode(KeptCalibration(**_origin(), report=report)) + b"\n")
     yield target
 
 

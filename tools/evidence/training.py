@@ -18,7 +18,7 @@ from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.nissa.storage.run_directory import CHECKPOINTS_DIRECTORY, read_manifest
 from esper.simic.training.checkpoints.checkpoint_store import CheckpointStore
 
-__all__ = ["Course", "latest_checkpoint", "runs_directory", "train_all"]
+__all__ = ["Course", "latest_checkpoint", "num_at_once", "runs_directory", "train_all"]
 
 
 class Course(NamedTuple):
@@ -36,12 +36,16 @@ def runs_directory(out: Path) -> Path:
     return out / "runs"
 
 
+def num_at_once() -> int:
+    """Return how many processes run side by side: one per core."""
+    return os.cpu_count() or 1
+
+
 def train_all(courses: Sequence[Course], out: Path) -> int:
     """Train the policies that are not there yet; return the first exit code that is not 0."""
     missing = [course for course in courses if not course.policy.exists()]
-    num_cores = os.cpu_count() or 1
-    num_lanes = max(num_cores // max(len(missing), 1), 1)
-    with ThreadPoolExecutor(num_cores) as pool:
+    num_lanes = max(num_at_once() // max(len(missing), 1), 1)
+    with ThreadPoolExecutor(num_at_once()) as pool:
         futures = [pool.submit(_train, course, out, num_lanes) for course in missing]
         try:
             codes = [future.result() for future in futures]
