@@ -36,6 +36,8 @@ PLANNED: Final = frozenset({"growth", "contexts"})
 """The probes that plans are for."""
 SEARCH_SEEDS: Final = (2000, 2001)
 """Neither those that policies are trained on nor those that they are played on."""
+SEARCH_ENVS: Final = 64
+"""Under each of them."""
 MAX_PASSES: Final = 3
 NEVER: Final = 99
 
@@ -108,11 +110,13 @@ class PlanController:
         return AlphaTarget.FULL if step >= self.plan.whole_from else AlphaTarget.HALF
 
 
-def mean_return(name: str, plan: Plan, seeds: Sequence[int] = HELD_OUT_SEEDS) -> float:
+def mean_return(
+    name: str, plan: Plan, seeds: Sequence[int] = HELD_OUT_SEEDS, **training: object
+) -> float:
     """Return what a plan earns on a probe, on average over all envs of these seeds."""
     returns: list[float] = []
     for seed in seeds:
-        setup = setup_of(job_of(name, seed=seed))
+        setup = setup_of(job_of(name, seed=seed, **training))
         setup = replace(setup, controller=PlanController(setup.worker.rules, plan))
         with one_thread_per_worker():
             done = run_event_loop(partial(play_round, setup), setup.worker.stop)
@@ -123,7 +127,7 @@ def mean_return(name: str, plan: Plan, seeds: Sequence[int] = HELD_OUT_SEEDS) ->
 @cache
 def best_plan(name: str, *, is_open_loop: bool = False) -> Plan:
     """Return the best plan found by changing one choice at a time, until none is better."""
-    value = partial(mean_return, name, seeds=SEARCH_SEEDS)
+    value = partial(mean_return, name, seeds=SEARCH_SEEDS, n_envs=SEARCH_ENVS)
     start = Plan(blueprints=("conv_light",) * 3, judged_at_age=NEVER if is_open_loop else 6)
     best, earned = start, value(start)
     for _ in range(MAX_PASSES):

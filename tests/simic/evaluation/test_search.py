@@ -64,7 +64,7 @@ def test_rule_that_looks_beats_every_schedule_on_the_lottery(tmp_path: Path) -> 
 
 def test_oracle_knows_the_context_that_a_schedule_does_not(tmp_path: Path) -> None:
     job = probe_job("context", tmp_path, n_envs=NUM_ENVS)
-    searcher = searcher_of(job, tmp_path, num_trials=30)
+    searcher = searcher_of(job, tmp_path, num_trials=60)
 
     with one_thread_per_worker():
         oracle = searcher.resolve(arm_named("oracle"))
