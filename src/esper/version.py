@@ -2,7 +2,7 @@
 
 __all__ = ["__distribution__", "__version__"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """Files and events name it."""
 
 __distribution__ = "esper-grow"

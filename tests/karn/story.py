@@ -449,7 +449,7 @@ class StoryWriter:
 
 def started(story: Story) -> payloads.TrainingStarted:
     return payloads.TrainingStarted(
-        esper_version="0.1.0",
+        esper_version="0.2.0",
         schema_version=SCHEMA_VERSION,
         controller=story.controller,
         task="digits",

@@ -72,7 +72,7 @@ class FakeRun:
         return RunManifest(
             run_id=self.run_id,
             created="2026-01-01T00:00:00Z",
-            esper_version="0.1.0",
+            esper_version="0.2.0",
             schema_version=SCHEMA_VERSION,
             command="ppo",
             job=Job(training=training),
@@ -274,7 +274,7 @@ class _Story:
 
     def _started(self) -> Payload:
         return payloads.TrainingStarted(
-            esper_version="0.1.0",
+            esper_version="0.2.0",
             schema_version=SCHEMA_VERSION,
             controller="ppo",
             task="digits",

@@ -42,7 +42,7 @@ __all__ = [
     "volatile_paths",
 ]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Raised when a reader of older logs would misread newer ones."""
 
 

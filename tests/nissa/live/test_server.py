@@ -23,7 +23,7 @@ from esper.leyline.config import Job
 from esper.leyline.errors import TelemetryLostError, UsageError
 from esper.leyline.live import CloseCode, ErrorFrame, Gap, Hello, ServerMessage
 from esper.leyline.manifest import RunManifest
-from esper.leyline.telemetry import Draft, EventScope, decode_event
+from esper.leyline.telemetry import SCHEMA_VERSION, Draft, EventScope, decode_event
 from esper.nissa.bus.feed import FEED_BYTES
 from esper.nissa.bus.hub import TelemetryHub
 from esper.nissa.live.address import ServerAddress, listen
@@ -118,7 +118,7 @@ async def test_hello_comes_first_then_every_event_that_follows(tmp_path: Path) -
             hub.publish([Draft(pruned())] * 3)
             found = await seqs_until(client, 5)
 
-    assert (hello.run_id, hello.schema_version, hello.last_seq) == (RUN_ID, 1, 2)
+    assert (hello.run_id, hello.schema_version, hello.last_seq) == (RUN_ID, SCHEMA_VERSION, 2)
     assert found == [3, 4, 5]
 
 

@@ -7,8 +7,16 @@ from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from esper.leyline.errors import EventDecodeError
-from esper.leyline.telemetry import EVENT_SPECS, Channel, EventType, decode_event
+from esper.leyline.baselines import RunProfile
+from esper.leyline.errors import EventDecodeError, UnreadableFileError
+from esper.leyline.printable import printable
+from esper.leyline.telemetry import (
+    EVENT_SPECS,
+    SCHEMA_VERSION,
+    Channel,
+    EventType,
+    decode_event,
+)
 from esper.nissa.analysis.identities import check_profile
 from esper.nissa.analysis.run_profile import ScanTask, scan_log
 from esper.nissa.reading.foreign import foreign_event
@@ -96,6 +104,8 @@ def validate_run(path: Path) -> Validation:
 
 def validate_log(log: Path) -> Validation:
     """Validate a log, its checksum file and the operational log next to it."""
+    profile = scan_log(ScanTask(path=str(log), with_keys=False)).profile
+    _check_version(log, profile)
     findings = _Findings()
     blocks = _BlockCheck(0, 0)
     crc_path = checksum_path(log)
@@ -103,7 +113,7 @@ def validate_log(log: Path) -> Validation:
     if directory is not None and not is_compressed(log):
         blocks = _check_blocks(log, crc_path, findings)
     num_events = _check_lines(log, Channel.RUN, findings)
-    _check_whole(log, findings)
+    _check_whole(log, profile, findings)
     if directory is not None and (directory / OPERATIONAL_NAME).is_file():
         _check_lines(directory / OPERATIONAL_NAME, Channel.OPERATIONAL, findings)
     return Validation(
@@ -231,9 +241,21 @@ def _add_bad_line(
         findings.add(path, number, "schema", reason[:200])
 
 
-def _check_whole(log: Path, findings: _Findings) -> None:
+def _check_version(log: Path, profile: RunProfile) -> None:
+    """Raise for a log of another schema: its events would all seem wrong."""
+    started = profile.started
+    if started is not None and started.schema_version != SCHEMA_VERSION:
+        raise UnreadableFileError(
+            log,
+            f"was written in schema version {started.schema_version} (Esper "
+            f"{printable(started.esper_version)}), and this release validates version "
+            f"{SCHEMA_VERSION}; count, tail, query, report, serve and diff read it, and that "
+            "release validates it",
+        )
+
+
+def _check_whole(log: Path, profile: RunProfile, findings: _Findings) -> None:
     """Check the properties of the log as a whole: its end, order rules and equations."""
-    profile = scan_log(ScanTask(path=str(log), with_keys=False)).profile
     if profile.status is None:
         message = "RUN_FINISHED is missing: the run is still going, or it was killed"
         findings.add(log, None, "unfinished", message)

@@ -12,6 +12,7 @@ from tests.simic.training.disks import DiskWithoutLinks, FailingDisk
 
 from esper.leyline.errors import ExitCode, RunFailedError, UnreadableFileError
 from esper.simic.training.checkpoints.checkpoint_store import (
+    CHECKPOINT_VERSION,
     CheckpointStore,
     encode_checkpoint,
     read_checkpoint,
@@ -107,7 +108,7 @@ def test_checkpoint_survives_the_way_to_the_disk_bit_by_bit(tmp_path: Path) -> N
 
     read = read_checkpoint(saved.path)
 
-    assert read.pop("version") == 1
+    assert read.pop("version") == CHECKPOINT_VERSION
     assert digest_of(read) == digest_of(contents)
     assert saved.num_bytes == saved.path.stat().st_size
 
@@ -195,7 +196,10 @@ def test_checkpoint_of_another_version_is_refused_with_both_versions(tmp_path: P
     path = tmp_path / "future.pt"
     torch.save({"version": 99}, path)
 
-    with pytest.raises(UnreadableFileError, match="has version 99, this Esper reads 1"):
+    with pytest.raises(
+        UnreadableFileError,
+        match=r"another release of Esper \(version 99\), and this one reads version 2; train",
+    ):
         read_checkpoint(path)
 
 

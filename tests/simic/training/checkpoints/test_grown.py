@@ -200,7 +200,7 @@ def test_host_that_cannot_be_built_here_is_refused_with_its_task(
     assert caught.value.exit_code is ExitCode.USAGE
 
 
-@pytest.mark.parametrize("contents", [{}, {"version": 1, "header": {}, "model": {}}, [1]])
+@pytest.mark.parametrize("contents", [{}, {"version": 2, "header": {}, "model": {}}, [1]])
 def test_file_of_something_else_is_refused(contents: object, tmp_path: Path) -> None:
     path = tmp_path / "other.pt"
     torch.save(contents, path)
@@ -213,7 +213,10 @@ def test_grown_network_of_another_version_is_refused_with_both_versions(tmp_path
     path = tmp_path / "future.pt"
     torch.save({"version": 99, "header": {}, "model": {}}, path)
 
-    with pytest.raises(UnreadableFileError, match="has version 99, this Esper reads 1"):
+    with pytest.raises(
+        UnreadableFileError,
+        match=r"another release of Esper \(version 99\), and this one reads version 2; grow",
+    ):
         esper.load_grown(path)
 
 

@@ -14,7 +14,11 @@ from tests.simic.training.runs import last_checkpoint
 from esper.leyline.errors import ConfigError, ForeignFileError, UnreadableFileError, UsageError
 from esper.nissa.storage.journal import EVENTS_FILE, claim_run
 from esper.runtime.tasks import all_tasks
-from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint, read_checkpoint
+from esper.simic.training.checkpoints.checkpoint_store import (
+    CHECKPOINT_VERSION,
+    encode_checkpoint,
+    read_checkpoint,
+)
 from esper.simic.training.checkpoints.resuming import (
     check_task_unchanged,
     find_checkpoint,
@@ -126,7 +130,7 @@ def test_only_a_controller_that_learns_has_a_state(run_dir: Path) -> None:
     contents = read_checkpoint(path)
     del contents["version"]
     path.write_bytes(encode_checkpoint({**contents, "agent": {}}))
-    assert load_run(path).controller == {"version": 1, "agent": {}}
+    assert load_run(path).controller == {"version": CHECKPOINT_VERSION, "agent": {}}
 
 
 @pytest.mark.parametrize(

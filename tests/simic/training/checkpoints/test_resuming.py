@@ -463,7 +463,7 @@ def test_checkpoint_of_another_event_schema_is_refused_with_both_versions(tmp_pa
     path = tmp_path / "future.pt"
     torch.save(stored, path)
 
-    with pytest.raises(UnreadableFileError, match="schema version 99, this Esper writes 1"):
+    with pytest.raises(UnreadableFileError, match="schema version 99, this Esper writes 2"):
         load_run(path)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from esper.leyline.errors import RunFailedError, UnreadableFileError
+from esper.leyline.errors import RunFailedError, UnreadableFileError, shown
 from esper.nissa.storage.files import (
     FileSystem,
     link_atomically,
@@ -21,12 +21,15 @@ __all__ = [
     "CHECKPOINT_VERSION",
     "CheckpointStore",
     "SavedCheckpoint",
+    "check_version",
     "encode_checkpoint",
     "read_checkpoint",
     "read_tensors",
 ]
 
-CHECKPOINT_VERSION: Final = 1
+FIRST_RELEASE: Final = "Esper 0.1"
+"""What wrote version 1 of checkpoints and grown networks."""
+CHECKPOINT_VERSION: Final = 2
 NUM_KEPT: Final = 3
 MAX_CHECKPOINT_BYTES: Final = 4 << 30
 BEST_FILE: Final = "best.pt"
@@ -165,8 +168,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     state = read_tensors(path, "checkpoint")
     if not isinstance(state, dict) or "version" not in state:
         raise UnreadableFileError(path, "not a checkpoint of Esper")
-    if state["version"] != CHECKPOINT_VERSION:
-        raise UnreadableFileError(
-            path, f"has version {state['version']}, this Esper reads {CHECKPOINT_VERSION}"
-        )
+    check_version(path, state["version"], CHECKPOINT_VERSION, "train it again")
     return state
+
+
+def check_version(path: Path, found: object, expected: int, way_on: str) -> None:
+    """Raise if a file has another version than this release reads.
+
+    Args:
+        path: the file.
+        found: its version.
+        expected: the version that is read.
+        way_on: what to do instead.
+    """
+    if found != expected:
+        release = FIRST_RELEASE if found == 1 else "another release of Esper"
+        raise UnreadableFileError(
+            path,
+            f"was written by {release} (version {shown(found)}), and this one reads version "
+            f"{expected}; {way_on}, or use that release",
+        )

@@ -23,7 +23,7 @@ from esper.leyline.stages import LifecycleRules
 from esper.leyline.tasks import HostSpec
 from esper.nissa.storage.files import FileSystem, write_atomically
 from esper.runtime.tasks import registered_task
-from esper.simic.training.checkpoints.checkpoint_store import read_tensors
+from esper.simic.training.checkpoints.checkpoint_store import check_version, read_tensors
 from esper.version import __version__
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 
 GROWN_FILE: Final = "grown.pt"
 """The best network of a run, in the directory of the run."""
-GROWN_VERSION: Final = 1
+GROWN_VERSION: Final = 2
 _KIND: Final = "grown network"
 
 
@@ -168,10 +168,7 @@ def _read(path: Path) -> tuple[GrownHeader, dict[str, Any]]:
     contents = read_tensors(path, _KIND)
     if not isinstance(contents, dict) or not {"version", "header", "model"} <= contents.keys():
         raise UnreadableFileError(path, f"not a {_KIND} of Esper")
-    if contents["version"] != GROWN_VERSION:
-        raise UnreadableFileError(
-            path, f"has version {contents['version']}, this Esper reads {GROWN_VERSION}"
-        )
+    check_version(path, contents["version"], GROWN_VERSION, "grow it again")
     try:
         header = msgspec.convert(contents["header"], GrownHeader)
     except msgspec.ValidationError as error:
