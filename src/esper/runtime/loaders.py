@@ -345,7 +345,7 @@ def _files_in(directory: Path, choices: Mapping[str, Sequence[str]]) -> dict[str
         name: directory / choice
         for name, names in choices.items()
         for choice in names
-        if (directory / choice).is_file()
+        if _is_data_file(directory / choice)
     }
     if not found:
         return None
@@ -354,6 +354,16 @@ def _files_in(directory: Path, choices: Mapping[str, Sequence[str]]) -> dict[str
             beside = next(iter(found.values())).name
             raise UnreadableFileError(directory / name, f"is missing although {beside} exists")
     return found
+
+
+def _is_data_file(path: Path) -> bool:
+    """Return whether there is a file; a pipe or a device in its place is an error.
+
+    To pass over it would take the data from elsewhere, unnoticed.
+    """
+    if path.exists() and not path.is_file():
+        raise UnreadableFileError(path, "is not a regular file; put the data there, or remove it")
+    return path.is_file()
 
 
 def _fetched(remote: RemoteFile, directory: Path, request: DataRequest) -> Path:
