@@ -6,9 +6,13 @@ digits with eight steps and an LSTM of eight units.
 
 import hashlib
 import tarfile
+from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from tests.browser import dashboard
+from tests.nissa.making import wait_until
 
 import esper
 from esper.leyline.errors import UnreadableFileError
@@ -16,7 +20,6 @@ from esper.scripts.telemetry import main as esper_telemetry
 from esper.scripts.train import main as esper_train
 
 ARCHIVE = Path(__file__).parent / "data" / "run_of_0.1.tar.xz"
-NUM_EVENTS = 100
 
 
 @pytest.fixture
@@ -100,3 +103,17 @@ def test_its_policy_is_refused_with_both_versions_and_the_way_on(
 def test_its_grown_network_is_refused_with_the_way_on(run: Path) -> None:
     with pytest.raises(UnreadableFileError, match="grow it again, or use that release"):
         esper.load_grown(run / "grown.pt")
+
+
+def test_it_is_served(run: Path) -> None:
+    with dashboard(run) as served:
+        ends = partial(events_of_type, served.address, "RUN_FINISHED")
+        wait_until(lambda: bool(ends()))  # the server reads the log after it has begun to listen
+        (end,) = ends()
+
+    assert b'"event_type":"RUN_FINISHED"' in end
+
+
+def events_of_type(address: str, event_type: str) -> list[bytes]:
+    with urlopen(f"{address}api/events?types={event_type}", timeout=20) as response:
+        return response.read().splitlines()
