@@ -15,7 +15,7 @@ from esper.simic.probes.growth import Fate
 
 ONE = Fate(0, (False, False))
 BEST_RULE = Plan(
-    blueprints=("conv_heavy", "depthwise", None),
+    blueprints=("conv_light", "depthwise", None),
     last_step=30,
     judged_at_age=7,
     prune_below_pp=0.0,
