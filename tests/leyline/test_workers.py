@@ -47,7 +47,13 @@ from esper.leyline.workers import (
 )
 
 IDENTITY = WorkerIdentity(
-    esper="0.1.0", protocol="ef", python="3.11.7", machine_kind="torch 2", task="ab", data="cd"
+    esper="0.2.0",
+    protocol="ef",
+    python="3.11.7",
+    machine_kind="torch 2",
+    code="12",
+    task="ab",
+    data="cd",
 )
 MEMORY = MemoryStats(
     allocated_bytes=1, reserved_bytes=2, free_bytes=1, total_bytes=4, num_retries=0, num_ooms=0

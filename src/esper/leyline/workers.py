@@ -88,6 +88,8 @@ class WorkerIdentity(_Message, frozen=True, kw_only=True):
     python: str
     machine_kind: str
     """Includes torch's version and the CPU model."""
+    code: str
+    """SHA-256 of Esper's sources and of those of the plug-ins of the run."""
     task: str
     """SHA-256 of the task's specification."""
     data: str

@@ -156,6 +156,12 @@ def check_registered(topology: Topology, names: tuple[str, ...]) -> None:
         _REGISTRY.named(topology, name)
 
 
+def builders_of(topology: Topology, names: tuple[str, ...]) -> tuple[object, ...]:
+    """Return what builds the seeds of these blueprints: classes and functions."""
+    known = (_REGISTRY.named(topology, name) for name in names)
+    return tuple(item.build if isinstance(item, ForeignBlueprint) else item for item in known)
+
+
 def is_installed_blueprint(name: str) -> bool:
     """Return whether the blueprint is available in every process, not only in this one."""
     return _REGISTRY.is_installed(name)

@@ -19,9 +19,9 @@ from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import is_installed_task, registered_task
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import Arm
-from esper.simic.evaluation.code_version import code_version
 from esper.simic.evaluation.search import Found, Search, Searcher, first_job
 from esper.simic.evaluation.summary import summarize
+from esper.simic.training.assembly.code_version import code_version
 from esper.simic.training.assembly.machine import num_lanes_for, one_thread_per_worker
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.tolaria.devices import resolve_device, resolve_env_devices

@@ -20,8 +20,8 @@ from esper.nissa.storage.files import FileSystem, read_limited, write_atomically
 from esper.runtime.datasets import TensorDataset
 from esper.runtime.tasks import all_tasks, registered_task
 from esper.simic.evaluation.arms import Arm, ArmKind
-from esper.simic.evaluation.code_version import code_version
 from esper.simic.evaluation.evaluation_round import evaluate_round
+from esper.simic.training.assembly.code_version import code_version
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import prepare_run
 from esper.simic.training.contexts import is_drawn

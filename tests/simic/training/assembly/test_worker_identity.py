@@ -1,8 +1,10 @@
 """What a worker says of itself differs from what its driver expects, wherever results could."""
 
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,13 @@ from esper.leyline.workers import (
     identity_difference,
 )
 from esper.runtime.datasets import Split, TensorDataset
-from esper.simic.training.assembly import machine, worker_identity, worker_setup
+from esper.runtime.task_references import object_at
+from esper.simic.training.assembly import (
+    code_version,
+    machine,
+    worker_identity,
+    worker_setup,
+)
 from esper.simic.training.assembly.machine import one_thread_per_worker
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.worker_setup import prepare_worker
@@ -71,6 +79,10 @@ CHANGES: dict[str, tuple[str, Callable[[Patch], None]]] = {
         "protocol",
         lambda patch: patch.setattr(worker_identity, "protocol_digest", lambda: "9"),
     ),
+    "the code": (
+        "code",
+        lambda patch: patch.setattr(code_version, "code_version", lambda: "9"),
+    ),
     "esper": ("esper", lambda patch: patch.setattr(worker_identity, "__version__", "9")),
 }
 
@@ -113,3 +125,37 @@ def test_any_difference_is_named_with_both_values(
         f"its {name} is {getattr(theirs, field)!r}, the driver's is {getattr(mine, field)!r}"
     )
     assert getattr(theirs, field) != getattr(mine, field)
+
+
+BLUEPRINT = """
+from torch import nn
+
+
+class Scale(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(channels, channels, 1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x):
+        return x + {factor} * self.last(x)
+"""
+
+
+def test_a_plugin_with_other_code_under_the_same_name_is_noticed(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    digests = []
+    for factor in (1.0, 2.0, 1.0):
+        path = tmp_path / f"node-{len(digests)}" / "scales.py"
+        path.parent.mkdir()
+        path.write_text(BLUEPRINT.format(factor=factor), encoding="utf-8")
+        blueprint = object_at(f"{path}:Scale")
+        digests.append(code_version.digest_with_plugins([partial(blueprint)]))
+        monkeypatch.delitem(sys.modules, "scales")
+
+    assert digests[0] != digests[1]
+    # Where it lies does not matter.
+    assert digests[0] == digests[2]
+    assert code_version.digest_with_plugins([]) not in digests

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.simic.evaluation.code_version import code_version, digest_of_package
+from esper.simic.training.assembly.code_version import code_version, digest_of_package
 
 TORCH = str(torch.__version__)
 
