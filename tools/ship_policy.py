@@ -1,10 +1,13 @@
 """Chooses one of several trained policies on validation data and puts it into the package.
 
 Test data are for claims, so no choice may depend on them: the candidates grow networks under seeds
-that no claim uses, on data without their test split, and the best mean validation accuracy decides.
-What belongs to the machine of the training run is left out of the file.
+that no claim uses, on data without their test split, and the best mean task return decides, which
+is computed from validation accuracies. What belongs to the machine of the training run is left out
+of the file. With `--preset`, policies are judged on the job of a preset, and the file says that it
+is for this job: one that was trained on a probe can be shipped for networks.
 
 Usage: python -m tools.ship_policy digits_growth evidence/policy-*.pt
+       python -m tools.ship_policy closed_loop evidence/closed-loop-?.pt --preset closed_loop
 """
 
 import argparse
@@ -18,6 +21,7 @@ from typing import Final
 import msgspec
 
 from esper.leyline.config import EngineKind, RunOptions
+from esper.leyline.jobs import merge_job
 from esper.runtime.datasets import TensorDataset
 from esper.scripts.train_compare import seeds_from
 from esper.simic.evaluation.evaluation_round import evaluate_round
@@ -26,13 +30,14 @@ from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import prepare_run
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.checkpoint_store import encode_checkpoint
-from esper.simic.training.checkpoints.checkpointer import LoadedRun
+from esper.simic.training.checkpoints.checkpointer import LoadedRun, decisive_part
 from esper.simic.training.checkpoints.resuming import load_run
+from esper.simic.training.checkpoints.run_state import RunState
 from esper.simic.training.policy_controller import PolicyController
 from esper.tolaria.event_loop import run_event_loop
 from esper.tolaria.stopping import StopFlag
 
-__all__ = ["main", "validation_accuracy_pct", "without_test_split"]
+__all__ = ["main", "validation_return", "without_test_split"]
 
 ASSETS: Final = Path(__file__).parents[1] / "src" / "esper" / "simic" / "assets"
 MAX_BYTES: Final = 3_000_000
@@ -51,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seeds", default=SEEDS, help="of the validation runs (default: %(default)s)"
     )
+    parser.add_argument(
+        "--preset", metavar="NAME", help="the job to ship it for (default: that of its training)"
+    )
     parser.add_argument("--out", type=Path, default=ASSETS, metavar="DIR")
     arguments = parser.parse_args(argv)
     seeds = seeds_from([arguments.seeds])
@@ -62,9 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for policy in loaded:
         if policy.controller is None:
             parser.error(f"{policy.path}: {policy.command!r} has no policy to ship")
-    scores = [validation_accuracy_pct(policy, seeds) for policy in loaded]
+    if arguments.preset is not None:
+        loaded = [_for_preset(policy, arguments.preset) for policy in loaded]
+    scores = [validation_return(policy, seeds) for policy in loaded]
     for policy, score in zip(loaded, scores, strict=True):
-        print(f"{policy.path}: {score:.1f} % on validation data, seeds {arguments.seeds}")
+        print(f"{policy.path}: task return {score:.2f} on validation data, seeds {arguments.seeds}")
     chosen = loaded[scores.index(max(scores))]
     data = _shipped(chosen)
     if len(data) > MAX_BYTES:
@@ -76,11 +86,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def validation_accuracy_pct(policy: LoadedRun, seeds: Sequence[int]) -> float:
-    """Return the mean final validation accuracy of the networks that a policy grows."""
+def _for_preset(policy: LoadedRun, preset: str) -> LoadedRun:
+    """Return a policy as one of a preset's job, without the history of its training."""
+    job, task = merge_job((preset, {"training": {"preset": preset}}))
+    training = job.training
+    assert policy.controller is not None, f"{policy.path} has a policy"
+    agent = policy.controller["agent"]
+    fitted = {"num_envs": training.n_envs, "num_steps": training.max_epochs}
+    controller = {
+        **policy.controller,
+        "agent": {**agent, "config": {**agent["config"], **fitted}},
+    }
+    state = RunState(
+        rounds_completed=policy.state.rounds_completed,
+        episodes_completed=policy.state.episodes_completed,
+    )
+    header = msgspec.structs.replace(
+        policy.header, job=job, state=state, task=decisive_part(task), is_best=False
+    )
+    return replace(policy, header=header, controller=controller)
+
+
+def validation_return(policy: LoadedRun, seeds: Sequence[int]) -> float:
+    """Return the mean task return of the episodes that a policy plays greedily."""
     stop = StopFlag()
     dataset = without_test_split(load_data(policy.job, stop))
-    accuracies: list[float] = []
+    returns: list[float] = []
     with one_thread_per_worker():
         for seed in seeds:
             training = msgspec.structs.replace(policy.job.training, seed=seed)
@@ -93,9 +124,8 @@ def validation_accuracy_pct(policy: LoadedRun, seeds: Sequence[int]) -> float:
             assert isinstance(setup.controller, PolicyController)
             setup.controller.is_greedy = True  # as claims are made (`tools.evidence`)
             grown = run_event_loop(partial(evaluate_round, setup), stop)
-            last = grown.steps[-1].envs
-            accuracies += [env.signals.val_accuracy_pct for env in last if env is not None]
-    return fmean(accuracies)
+            returns += [episode.task_return for episode in grown.episodes.values()]
+    return fmean(returns)
 
 
 def without_test_split(dataset: TensorDataset) -> TensorDataset:

@@ -1,5 +1,6 @@
 """Policies that ship with Esper."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.builders.probe_jobs import probe_job
 from tests.builders.tiny_runs import tiny_run
 from tests.simic.training.runs import last_checkpoint
 
@@ -17,10 +19,13 @@ from esper.leyline.tasks import preset_named
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import materialize_policy_digest, parse_arms
-from esper.simic.training.assembly.run_setup import RunSetup
+from esper.simic.training.assembly.parts import RunParts
+from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.worker_setup import load_data
 from esper.simic.training.checkpoints.builtin import builtin_policies, checkpoint_at
 from esper.simic.training.checkpoints.resuming import load_run
+from esper.simic.training.policy_controller import PolicyController
+from esper.simic.training.vectorized import run_job
 from esper.tolaria.stopping import StopFlag
 from tools import ship_policy
 
@@ -79,9 +84,7 @@ def test_shipping_chooses_by_validation_and_keeps_only_what_was_learned(
     candidates: list[Path], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = {candidates[best]: 2.0, candidates[1 - best]: 1.0}
-    monkeypatch.setattr(
-        ship_policy, "validation_accuracy_pct", lambda policy, _: scores[policy.path]
-    )
+    monkeypatch.setattr(ship_policy, "validation_return", lambda policy, _: scores[policy.path])
 
     assert ship(candidates, tmp_path) == 0
 
@@ -114,7 +117,7 @@ def test_choice_of_a_policy_never_reads_test_data(
     policy = load_run(candidates[0])
     true_test = load_data(policy.job, StopFlag()).test
 
-    assert 0.0 <= ship_policy.validation_accuracy_pct(policy, [500, 501]) <= 100.0
+    assert math.isfinite(ship_policy.validation_return(policy, [500, 501]))
 
     assert len(given) == 2
     for dataset in given:
@@ -162,3 +165,31 @@ def test_policy_that_decides_otherwise_has_another_digest(part: str, tmp_path: P
     next(value for value in tensors.values() if isinstance(value, torch.Tensor)).add_(1)
 
     assert materialize_policy_digest(loaded) != before
+
+
+def test_policy_of_a_probe_is_shipped_for_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = [
+        last_checkpoint(
+            run_job(
+                probe_job("contexts", tmp_path, n_envs=2, n_episodes=1, max_epochs=3, seed=seed)
+            ).run_dir
+        )
+        for seed in (1, 2)
+    ]
+    monkeypatch.setattr(ship_policy, "validation_return", lambda policy, _: len(str(policy.job)))
+
+    assert ship(policies, tmp_path / "out", "--preset", "closed_loop") == 0
+
+    shipped = load_run(tmp_path / "out" / "tiny.pt")
+    job, _ = merge_job(("test", {"training": {"preset": "closed_loop"}}))
+    assert shipped.job.training == job.training
+    assert shipped.state.history == ()
+    digests = {materialize_policy_digest(load_run(path)) for path in policies}
+    assert materialize_policy_digest(shipped) in digests
+    # It plays that job without being told how many envs and steps that has.
+    setup = prepare_run(shipped.job, "ppo", shipped, StopFlag(), parts=RunParts())
+    assert isinstance(setup.controller, PolicyController)
+    assert setup.controller.agent.config.num_envs == job.training.n_envs
+    assert setup.controller.agent.config.num_steps == job.training.max_epochs
