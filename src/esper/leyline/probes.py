@@ -96,6 +96,8 @@ class ProbeHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Of the worth of every seed that is no dud."""
     grows_over_steps: float = 0.0
     """Steps after it begins to show in which a seed reaches 63 % of its worth; 0: at once."""
+    speed_spread: float = 0.0
+    """Seeds of an env grow up to 1 plus this times faster or slower than `grows_over_steps`."""
     luck_spread: float = 0.0
     """The worth of a seed is multiplied by up to 1 plus or minus this."""
     end_spread_pp: float = 0.0
@@ -446,17 +448,21 @@ _CONTEXTS: Final = Probe(
                 dud_share=0.5,
             ),
         ),
-        grows_over_steps=10.0,
+        # Networks grow seeds faster or slower than any single model: a policy that has seen one
+        # speed only gives up seeds on networks where they take longer.
+        grows_over_steps=12.0,
+        speed_spread=1.5,
+        luck_spread=0.3,
         noise_pp=1.5,
     ),
     settings={
         **_GROWTH.settings,
         # With half as many envs some policies prune duds, but do not plant again.
-        "n_envs": 256,
-        "n_episodes": 100,
+        "n_envs": 192,
+        "n_episodes": 80,
         "lr_end": 3e-4,
         "entropy_coef_start": 0.04,
-        "entropy_anneal_episodes": 256 * 80,
+        "entropy_anneal_episodes": 192 * 64,
     },
 )
 
