@@ -214,9 +214,9 @@ def test_an_env_has_the_curve_the_duds_and_the_worths_of_its_kind() -> None:
         for index, kind in enumerate(spec.kinds)
     }
 
-    # Weights of 1, 1, 1, 1 and 2; three deviations of a binomial.
+    # Weights of 1, 1, 1, 1 and 3; three deviations of a binomial.
     assert [len(found) / 1200 for found in by_kind.values()] == pytest.approx(
-        [1 / 6, 1 / 6, 1 / 6, 1 / 6, 1 / 3], abs=0.04
+        [1 / 7, 1 / 7, 1 / 7, 1 / 7, 3 / 7], abs=0.04
     )
     assert not any(any(fate.duds) for fate in fates if fate not in by_kind["lottery"])
     duds = [dud for fate in by_kind["lottery"] for dud in fate.duds]
