@@ -75,7 +75,7 @@ def test_packed_log_of_zeros_is_counted_in_bounded_memory(tmp_path: Path) -> Non
 
 def test_checkpoint_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
     plain, packed = io.BytesIO(), io.BytesIO()
-    torch.save({"version": 1, "weights": torch.zeros(1 << 24)}, plain)
+    torch.save({"version": 2, "weights": torch.zeros(1 << 24)}, plain)
     with (
         zipfile.ZipFile(plain) as source,
         zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target,

@@ -168,7 +168,7 @@ def test_a_damaged_policy_is_named(
     damaged["header"] = msgspec.to_builtins(damaged["header"])
     damaged["agent"]["network"].popitem()
     path = tmp_path / "damaged.pt"
-    torch.save({"version": 1, **damaged}, path)
+    torch.save({"version": 2, **damaged}, path)
 
     assert main(["ppo", "--task", "probe:context", *TINY, "--init-from", str(path)]) == 2
 
