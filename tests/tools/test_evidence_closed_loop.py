@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -135,7 +136,8 @@ def test_scrambled_seeds_must_be_pruned_more_often_by_half_on_average(
 def test_inspection_of_every_policy_is_written_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", inspecting)
+    commands = SimpleNamespace(run=inspecting, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(closed_loop, "subprocess", commands)
 
     assert closed_loop.inspect_all(tmp_path, 2, "1-2") == 0
 
