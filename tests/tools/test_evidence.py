@@ -28,8 +28,8 @@ def test_quick_evidence_trains_compares_and_reports(
     assert report.learning is not None
     assert [run.seed for run in report.learning.runs] == [1]
     runs = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-seed*.json")}
-    # The ten arms of the second experiment as well.
-    assert len(runs) == 2 * (1 + len(evidence.ARMS) + 10)
+    # The twelve arms of the second experiment as well.
+    assert len(runs) == 2 * (1 + len(evidence.ARMS) + 12)
 
     assert evidence.main(["--quick", "--out", str(tmp_path)]) == 0
 

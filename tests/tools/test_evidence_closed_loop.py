@@ -13,6 +13,7 @@ from tools.evidence.claims import Outcome
 from tools.evidence.closed_loop import COMPARISONS, courses_in
 from tools.evidence.closed_loop_claims import judge_closed_loop
 from tools.evidence.reports import (
+    PLANS,
     inspection_path,
     keep_calibration,
     keep_inspections,
@@ -27,7 +28,7 @@ from esper.leyline.jobs import merge_job
 from esper.leyline.tasks import PRESETS, TASKS
 
 POLICY = "ppo:a,b"
-OTHERS = ("yoked:a,b", "blind:a,b", "ppo:blind", "schedule:search", "rule:search")
+OTHERS = ("yoked:a,b", "blind:a,b", "ppo:blind", "schedule:search", "rule:search", *PLANS)
 MET, NOT_MET, UNKNOWN = Outcome.MET, Outcome.NOT_MET, Outcome.UNKNOWN
 ABOVE = Estimate(value=2.0, low=0.1, high=3.0)
 ACROSS = Estimate(value=2.0, low=-0.1, high=3.0)
@@ -81,12 +82,19 @@ def inspection(pruned_sabotaged: float, pruned_intact: float, *, num: int = 9) -
 def test_nothing_measured_is_nothing_claimed() -> None:
     claims = judge_closed_loop({}, ())
 
-    assert [claim.name for claim in claims] == ["S6", "S7", "S8", "S9", "S10"]
+    assert [claim.name for claim in claims] == [*("S6", "S6, plans", "S7", "S8", "S9", "S10")]
     assert {claim.outcome for claim in claims} == {UNKNOWN}
 
 
 @pytest.mark.parametrize(
-    ("name", "beaten"), [("S6", "schedule:search"), ("S6", "rule:search"), ("S8", "yoked:a,b")]
+    ("name", "beaten"),
+    [
+        ("S6", "schedule:search"),
+        ("S6", "rule:search"),
+        ("S6, plans", PLANS[0]),
+        ("S6, plans", PLANS[1]),
+        ("S8", "yoked:a,b"),
+    ],
 )
 def test_every_interval_must_be_above_zero_on_both(name: str, beaten: str) -> None:
     good, bad = report(), report({beaten: ACROSS})

@@ -24,6 +24,8 @@ from tools.evidence.reports import (
     CLOSED_LOOP,
     CLOSED_LOOP_PROBE,
     COMPARED,
+    PLANS,
+    ROOT,
     inspection_path,
     report_path,
 )
@@ -40,6 +42,7 @@ __all__ = [
 
 BLIND: Final = "closed-loop-blind"
 COPIES: Final = ("yoked", "blind")
+EXAMPLES: Final = ROOT / "examples"
 
 
 class Comparison(NamedTuple):
@@ -134,6 +137,7 @@ def _arms(comparison: Comparison, out: Path, num_policies: int, found: Path) -> 
         *(f"{kind}:{paths}" for kind in COPIES),
         f"ppo:{out / BLIND}.pt",
         *("random-matched", "schedule:search", "rule:search"),
+        *(f"{name.partition(':')[0]}:{EXAMPLES / name.partition(':')[2]}" for name in PLANS),
         *(("oracle",) if comparison.has_oracle else ()),
         *("wait", "heuristic"),
     )

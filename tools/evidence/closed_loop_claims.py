@@ -9,6 +9,7 @@ from esper.leyline.comparison import ComparisonReport, Estimate
 from esper.leyline.inspection import InspectionReport
 from tools.calibration import REQUIRED_CORRELATION, Calibration
 from tools.evidence.claims import Claim, Outcome, difference, learned_arms
+from tools.evidence.reports import PLANS
 
 __all__ = ["judge_closed_loop"]
 
@@ -35,6 +36,7 @@ def judge_closed_loop(
     """
     return [
         _better_than_searches(reports),
+        _better_than_plans(reports),
         _closes_the_gap(reports),
         _looks(reports),
         _notices(inspections),
@@ -48,6 +50,14 @@ def _better_than_searches(reports: Mapping[str, ComparisonReport]) -> Claim:
         "task return, 95 % interval above zero, on contexts and on the lottery"
     )
     return _above_zero("S6", text, reports, SEARCHED)
+
+
+def _better_than_plans(reports: Mapping[str, ComparisonReport]) -> Claim:
+    text = (
+        "the same for the best schedule and the best rule that plans found on the probe of the "
+        "policy's training, which need no network either"
+    )
+    return _above_zero("S6, plans", text, reports, PLANS)
 
 
 def _looks(reports: Mapping[str, ComparisonReport]) -> Claim:

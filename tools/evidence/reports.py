@@ -24,6 +24,7 @@ __all__ = [
     "COMPARED",
     "FASHION",
     "KNOWN",
+    "PLANS",
     "PRESETS",
     "ROOT",
     "Kept",
@@ -52,6 +53,12 @@ CLOSED_LOOP_PROBE: Final = "closed_loop_probe"
 CALIBRATION: Final = "calibration.json"
 COMPARED: Final = ("contexts", "lottery", "held-out-contexts", "fashion-contexts")
 """What these are compared on."""
+PLANS: Final = (
+    "schedule:best_schedule_of_probe_contexts.json",
+    "rule:best_rule_of_probe_contexts.json",
+)
+"""What `tools.probes.plans` finds on the probe, as arms of the second experiment: other opponents
+than those of the searches, which have few episodes of networks."""
 PRESETS: Final = (KNOWN, FASHION, *COMPARED)
 INSPECTION_SUFFIX: Final = ".inspection.json"
 INSPECTIONS: Final = "inspections.json"
