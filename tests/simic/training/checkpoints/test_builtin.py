@@ -19,6 +19,7 @@ from esper.leyline.tasks import preset_named
 from esper.runtime.datasets import TensorDataset
 from esper.simic.evaluation.arm_run import run_arm
 from esper.simic.evaluation.arms import materialize_policy_digest, parse_arms
+from esper.simic.evaluation.inspection import inspect_policy
 from esper.simic.training.assembly.parts import RunParts
 from esper.simic.training.assembly.run_setup import RunSetup, prepare_run
 from esper.simic.training.assembly.worker_setup import load_data
@@ -37,7 +38,7 @@ def test_path_of_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match="known: builtin:digits_growth"):
+    with pytest.raises(UnknownNameError, match=r"known: .*builtin:digits_growth"):
         checkpoint_at("builtin:digit_growth")
 
 
@@ -193,3 +194,25 @@ def test_policy_of_a_probe_is_shipped_for_networks(
     assert isinstance(setup.controller, PolicyController)
     assert setup.controller.agent.config.num_envs == job.training.n_envs
     assert setup.controller.agent.config.num_steps == job.training.max_epochs
+
+
+def test_shipped_policy_of_contexts_acts_on_what_it_sees() -> None:
+    """On the probe of its training: the same on networks takes minutes (docs/evidence.md)."""
+    layer = {"training": {"preset": "closed_loop_probe", "n_envs": 64}}
+    job, _ = merge_job(("test", layer))
+
+    report = inspect_policy(
+        load_run(checkpoint_at("builtin:closed_loop")),
+        name="builtin:closed_loop",
+        seeds=[3000],
+        sabotage_step=10,
+        job=job,
+    )
+
+    found = report.sabotage
+    assert min(found.num_sabotaged, found.num_intact) >= 10
+    assert found.pruned_sabotaged - found.pruned_intact >= 0.5
+    (shift,) = (
+        item for item in report.shifts if (item.evidence, item.op) == ("contribution", "PRUNE")
+    )
+    assert shift.flipped > shift.as_seen
