@@ -16,6 +16,7 @@ from tools.evidence.reports import (
     Kept,
     compact,
     keep_reports,
+    read_calibration,
     read_inspections,
     read_kept,
 )
@@ -51,7 +52,9 @@ def kept(report: ComparisonReport) -> Kept:
 
 def test_document_shows_the_figures_that_are_kept() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    shown = document_of(text, read_kept(), read_inspections())
+    calibration = read_calibration()
+    assert calibration is not None
+    shown = document_of(text, read_kept(), read_inspections(), calibration.report)
     assert text == shown, "run 'python -m tools.evidence --document'"
 
 
