@@ -96,8 +96,6 @@ class ProbeHostSpec(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Of the worth of every seed that is no dud."""
     grows_over_steps: float = 0.0
     """Steps after it begins to show in which a seed reaches 63 % of its worth; 0: at once."""
-    speed_spread: float = 0.0
-    """Seeds of an env grow up to 1 plus this times faster or slower than `grows_over_steps`."""
     luck_spread: float = 0.0
     """The worth of a seed is multiplied by up to 1 plus or minus this."""
     end_spread_pp: float = 0.0

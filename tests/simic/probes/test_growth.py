@@ -2,7 +2,6 @@
 
 import math
 
-import msgspec
 import pytest
 
 from esper.kasmina.blueprints import blueprint_params
@@ -248,26 +247,3 @@ def test_the_probe_has_the_contexts_of_the_job_that_it_stands_for() -> None:
     contexts = TASKS["probe:contexts"].contexts
 
     assert {context.name: context.weight for context in contexts} == preset
-
-
-def test_seeds_of_an_env_grow_faster_or_slower_by_up_to_the_spread() -> None:
-    spec = msgspec.structs.replace(PROBES["growth"].host, speed_spread=1.0)
-    fates = [
-        draw_fate(spec, run_seed=1, round_index=0, env_id=env_id, num_seeds=3)
-        for env_id in range(400)
-    ]
-    slowness = sorted(fate.slowness for fate in fates)
-
-    assert 0.5 <= slowness[0] < 0.52
-    assert 1.92 < slowness[-1] <= 2.0
-    assert slowness[200] == pytest.approx(1.0, abs=0.1)
-    # Twice as slow: after twice as many steps as grown.
-    grown = seed(age=15, alpha=1.0)
-    late = seed(age=27, alpha=1.0)
-    assert visible_effect(spec, late, 10.0, 2.0) == pytest.approx(visible_effect(spec, grown, 10.0))
-    assert {
-        draw_fate(
-            PROBES["growth"].host, run_seed=1, round_index=0, env_id=env, num_seeds=1
-        ).slowness
-        for env in range(9)
-    } == {1.0}

@@ -109,7 +109,7 @@ class ProbeBody:
         for slot in self.slots.values():
             state = slot.state
             if state is not None and state.is_blended and slot.slot_id not in off:
-                effects.append(visible_effect(self.spec, state, slot.worth, self.fate.slowness))
+                effects.append(visible_effect(self.spec, state, slot.worth))
                 alphas.append(state.alpha.alpha)
         return accuracy_pct(self.spec, self.fate, step, effects, alphas)
 
@@ -123,7 +123,7 @@ class ProbeBody:
             norm = self.noise.lognormvariate(NOISY_NORM_MU, NOISY_NORM_SIGMA)
             health = self.noise.choice(NOISY_HEALTHS)
         else:
-            shown = visible_effect(self.spec, state, slot.worth, self.fate.slowness)
+            shown = visible_effect(self.spec, state, slot.worth)
             effect = max(shown, 0.0)
             norm, health = 1.0 + effect / GRADIENT_SCALE_PP, 1.0
         return GradientReading(

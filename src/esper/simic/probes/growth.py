@@ -33,8 +33,6 @@ class Fate(msgspec.Struct, frozen=True):
     """Factor of each seed's worth; empty if all are 1."""
     end_shift_pp: float = 0.0
     """How far the end of the host's curve is above the spec's."""
-    slowness: float = 1.0
-    """Factor of the steps that seeds take to grow."""
 
 
 def draw_fate(
@@ -66,9 +64,7 @@ def draw_fate(
     shift = spec.end_spread_pp * rng.uniform(-1.0, 1.0)
     spread = spec.luck_spread
     luck = tuple(rng.uniform(1.0 - spread, 1.0 + spread) for _ in range(num_seeds))
-    # As likely twice as slow as twice as fast.
-    slowness = (1.0 + spec.speed_spread) ** rng.uniform(-1.0, 1.0)
-    return Fate(kind, duds, luck if spread else (), shift, slowness)
+    return Fate(kind, duds, luck if spread else (), shift)
 
 
 def _drawn_kind(spec: ProbeHostSpec, rng: Random) -> int:
@@ -127,15 +123,13 @@ def _offer_of(spec: ProbeHostSpec, blueprint: str) -> OfferedSeed:
     return next(offer for offer in spec.offers if offer.blueprint == blueprint)
 
 
-def visible_effect(
-    spec: ProbeHostSpec, seed: SeedState, worth: float, slowness: float = 1.0
-) -> float:
+def visible_effect(spec: ProbeHostSpec, seed: SeedState, worth: float) -> float:
     """Return what a seed adds now: the grown part of its worth times alpha, nothing at first."""
     age = seed.age_steps - spec.shows_at_age
     if not seed.is_blended or age < 0:
         return 0.0
     is_gradual = spec.grows_over_steps > 0.0
-    grown = 1.0 - math.exp(-age / (slowness * spec.grows_over_steps)) if is_gradual else 1.0
+    grown = 1.0 - math.exp(-age / spec.grows_over_steps) if is_gradual else 1.0
     return seed.alpha.alpha * worth * grown
 
 
